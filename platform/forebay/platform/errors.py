@@ -1,0 +1,53 @@
+"""Errors as a tenant sees them: OpenAI's shape, string codes, and hints that its SDK's retry logic understands."""
+
+from typing import Any
+
+import msgspec
+
+
+class ApiError(Exception):
+    """An answer other than success. `message` is shown to the caller, so it must never carry a key or another
+    tenant's data."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str | None = None,  # noqa: A002 - the wire's own name
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.param = param
+        self.headers = headers or {}
+        self.metadata = metadata
+
+    def body(self) -> bytes:
+        """The JSON object of OpenAI's error answers, also used as the payload of an error frame in a stream."""
+        error: dict[str, Any] = {
+            "message": self.message, "type": self.type, "param": self.param, "code": self.code
+        }
+        if self.metadata:
+            error["metadata"] = self.metadata
+        return msgspec.json.encode({"error": error})
+
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def invalid(message: str, *, param: str | None = None, code: str = "invalid_request", status: int = 400) -> ApiError:
+    """A request that can never succeed as it stands."""
+    return ApiError(status, code, message, param=param)
+
+
+def unavailable(code: str, message: str, *, retry_after: float) -> ApiError:
+    """A 503 that OpenAI's SDK retries after `retry_after` seconds (it prefers `retry-after-ms`)."""
+    headers = {"retry-after": str(max(1, round(retry_after))), "retry-after-ms": str(round(retry_after * 1000))}
+    return ApiError(503, code, message, type="server_error", headers=headers)

@@ -1,0 +1,24 @@
+"""Who is calling: the outcome of authentication, and all that later steps may know about identity."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Scope(StrEnum):
+    INFERENCE = "inference"
+    USAGE_READ = "usage.read"
+    DEBUG = "debug"  # may see the endpoint that served a request
+    ADMIN = "admin"  # the admin API; never together with inference
+
+
+class Principal(Struct, frozen=True):
+    """A key that authenticated. `tenant_id` and `project_id` are empty for admin keys. `models` None means all;
+    `expires_at` is Unix seconds."""
+
+    key_id: str
+    tenant_id: str
+    project_id: str
+    scopes: frozenset[Scope]
+    models: frozenset[str] | None = None
+    expires_at: float | None = None
