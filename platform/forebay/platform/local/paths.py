@@ -1,0 +1,81 @@
+"""Where things lie in the state directory (`.forebay`), and the lock that keeps two set-ups apart."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from forebay.platform.local.progress import Progress
+
+MODEL = "smollm2-135m-instruct"  # the name engines serve it under
+STATE_DIR_ENV = "FOREBAY_STATE_DIR"
+
+
+class Paths(Struct, frozen=True):
+    """All paths are absolute. Nothing is created by asking."""
+
+    state: Path
+
+    @property
+    def engine(self) -> Path:
+        """The virtual environment of the vLLM engines."""
+        return self.state / "engines" / "vllm"
+
+    @property
+    def engine_python(self) -> Path:
+        return self.engine / "bin" / "python"
+
+    @property
+    def weights(self) -> Path:
+        return self.state / "models" / "SmolLM2-135M-Instruct"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def config(self) -> Path:
+        """What `forebay up` wrote for the front door."""
+        return self.state / "forebay.yaml"
+
+    @property
+    def demo(self) -> Path:
+        """The demo tenant's key, mode 0600."""
+        return self.state / "demo.json"
+
+    @property
+    def running(self) -> Path:
+        """Written while `forebay up` runs and is ready."""
+        return self.state / "run" / "up.json"
+
+
+def paths(configured: str = ".forebay") -> Paths:
+    """The environment variable wins over the configuration, so that one machine can keep several states."""
+    return Paths(Path(os.environ.get(STATE_DIR_ENV) or configured).absolute())
+
+
+@contextlib.asynccontextmanager
+async def exclusive(lock: Path, progress: Progress, waiting: str) -> AsyncIterator[None]:
+    """Holds a file lock. While another process has it, says `waiting` once and waits; a holder that dies lets go."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if not _taken(descriptor):
+            async with progress.step("lock", waiting):
+                while not _taken(descriptor):  # noqa: ASYNC110 - another process holds it; there is no event to wait for
+                    await asyncio.sleep(0.5)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
