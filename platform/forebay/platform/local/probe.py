@@ -1,0 +1,65 @@
+"""Small HTTP questions to parts of this machine, and ports that are free on it."""
+
+import asyncio
+import http.client
+import socket
+from urllib.parse import urlsplit
+
+import psutil
+
+
+async def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
+    """(status, body), status 0 if nobody answers in time."""
+    return await asyncio.to_thread(_get, url, timeout)
+
+
+def _get(url: str, timeout: float) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        connection.request("GET", f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}")
+        answer = connection.getresponse()
+        return answer.status, answer.read(1 << 20)
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(first: int, count: int) -> list[int]:
+    """The next `count` ports from `first` on that nobody listens on."""
+    found: list[int] = []
+    port = first
+    while len(found) < count and port < 65_536:
+        if is_free(port):
+            found.append(port)
+        port += 1
+    if len(found) < count:
+        raise OSError(f"fewer than {count} free ports from {first} on")
+    return found
+
+
+def holder(port: int) -> str:
+    """Who listens on a port, in words, as far as this account may see."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+                if connection.pid is None:
+                    break
+                process = psutil.Process(connection.pid)
+                return f"{process.name()} (pid {process.pid}: {' '.join(process.cmdline())[:80]})"
+    except psutil.Error:
+        pass
+    return "another process"

@@ -1,0 +1,109 @@
+"""One child process: a session of its own, a bounded log, and an end that leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+LOG_LIMIT = 16 << 20  # bytes; one older log of this size is kept
+WRAPPER = Path(__file__).parent / "inside" / "child.py"
+
+
+class Part(Struct, frozen=True):
+    """What to run and how to tell that it is ready. `rank`: parts of a lower rank are stopped first."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    ready_url: str | None = None  # ready when GET answers 200; None: ready once started
+    ready_timeout: float = 300.0
+    stop_timeout: float = 15.0  # from SIGTERM to SIGKILL
+    rank: int = 0
+    describe: Callable[[str], str | None] = lambda line: line  # a log line in a reader's words, or None
+
+
+class Child:
+    """A started process. `code` is its exit status once it has ended, negative for a signal."""
+
+    def __init__(self, part: Part, log: Path, process: asyncio.subprocess.Process, offset: int) -> None:
+        self.part = part
+        self.log = log
+        self.pid = process.pid
+        self._process = process
+        self._offset = offset
+
+    def __repr__(self) -> str:
+        state = "running" if self.code is None else f"ended {self.code}"
+        return f"<Child {self.part.name} pid={self.pid} {state}>"
+
+    @property
+    def code(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Its exit status, after whatever it left in its process group was killed."""
+        code = await self._process.wait()
+        self.kill()
+        return code
+
+    def terminate(self) -> None:
+        """Asks the leader only: an engine's workers are stopped by their parent, after what it still serves."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the whole group. Safe after the leader's end: a group lives as long as its last member."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def doing(self) -> str | None:
+        """The newest line of this run's log that `describe` has words for."""
+        for line in reversed(self._recent().splitlines()):
+            if words := self.part.describe(line.strip()):
+                return words
+        return None
+
+    def _recent(self) -> str:
+        with contextlib.suppress(OSError), self.log.open("rb") as source:
+            source.seek(max(self._offset, self.log.stat().st_size - 32_768))
+            return source.read().decode("utf-8", "replace")
+        return ""
+
+    def bound_log(self) -> None:
+        """Copies a log that has grown too long aside and empties it in place: the child keeps its descriptor, and
+        appends to it whether we live or not."""
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size > LOG_LIMIT:
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                os.truncate(self.log, 0)
+                self._offset = 0
+
+
+def _open(log: Path) -> int:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+async def spawn(part: Part, logs: Path) -> Child:
+    log = logs / f"{part.name}.log"
+    descriptor = _open(log)
+    try:
+        offset = os.fstat(descriptor).st_size
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(WRAPPER), str(os.getpid()), *part.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            env=os.environ | dict(part.env),
+            start_new_session=True,  # a Ctrl-C goes to the supervisor alone, which stops parts in order
+        )  # fmt: skip
+    finally:
+        os.close(descriptor)
+    return Child(part, log, process, offset)
