@@ -9,7 +9,7 @@ _STATEMENTS = (
     """
     CREATE TABLE tenants (
         id text PRIMARY KEY,
-        name text,  -- null once deleted
+        name text, -- null once deleted
         status text NOT NULL DEFAULT 'active' CHECK (status IN ('active', 'suspended', 'deleted')),
         created_at timestamptz NOT NULL DEFAULT now(),
         suspended_at timestamptz,
@@ -21,8 +21,8 @@ _STATEMENTS = (
     CREATE TABLE projects (
         id text PRIMARY KEY,
         tenant_id text NOT NULL REFERENCES tenants (id),
-        name text,  -- null once the tenant is deleted
-        models text[],  -- null allows every model of the catalogue
+        name text, -- null once the tenant is deleted
+        models text[], -- null allows every model of the catalogue
         created_at timestamptz NOT NULL DEFAULT now()
     )
     """,
@@ -33,8 +33,8 @@ _STATEMENTS = (
         kind text NOT NULL CHECK (kind IN ('project', 'admin')),
         project_id text REFERENCES projects (id),
         name text,
-        prefix text NOT NULL,  -- what may be shown: everything before the secret
-        hash bytea NOT NULL,  -- HMAC-SHA256 of the whole key under the pepper
+        prefix text NOT NULL UNIQUE, -- what may be shown: everything before the secret
+        hash bytea NOT NULL, -- HMAC-SHA256 of the whole key under the pepper
         pepper_id text NOT NULL,
         scopes text[] NOT NULL,
         created_at timestamptz NOT NULL DEFAULT now(),
@@ -44,7 +44,6 @@ _STATEMENTS = (
         CHECK ((kind = 'project') = (project_id IS NOT NULL))
     )
     """,
-    "CREATE UNIQUE INDEX api_keys_hash ON api_keys (hash)",
     "CREATE INDEX api_keys_project ON api_keys (project_id)",
     """
     CREATE TABLE auth_changes (
@@ -64,7 +63,7 @@ _STATEMENTS = (
         -- all below it. Changes to keys are rare.
         PERFORM pg_advisory_xact_lock(7378413942531512066);
         INSERT INTO auth_changes (kind, id) VALUES (TG_ARGV[0], NEW.id) RETURNING seq INTO number;
-        DELETE FROM auth_changes WHERE at < now() - interval '1 day';
+        DELETE FROM auth_changes WHERE at < now() - interval '7 days';
         PERFORM pg_notify('forebay_auth', number::text);
         RETURN NULL;
     END
