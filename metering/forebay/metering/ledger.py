@@ -1,0 +1,101 @@
+"""The ledger in Postgres: usage records, each exactly once, and the immutable versions of prices."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from sqlalchemy import select, text
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from forebay.metering import report
+from forebay.metering.prices import Price
+from forebay.metering.records import UsageRecord
+from forebay.metering.report import Line, UsageQuery
+from forebay.metering.tables import price_versions, usage_records
+
+_INSERT = text(files("forebay.metering").joinpath("sql/insert_usage.sql").read_text(encoding="utf-8"))
+_CHUNK = 500
+_PRICE_FIELDS = ("effective_from", "currency", "input", "output", "cache_read", "cache_write")
+
+
+class PriceConflictError(ValueError):
+    """A price version that is already registered was given other contents."""
+
+
+class Ledger:
+    """All methods raise `sqlalchemy.exc.SQLAlchemyError` or `OSError` while the database is away."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def insert(self, records: Sequence[UsageRecord]) -> int:
+        """Add records in one transaction; those already there are left alone. Returns how many were new."""
+        added = 0
+        async with self._engine.begin() as connection:
+            for start in range(0, len(records), _CHUNK):
+                chunk = msgspec.json.encode(records[start : start + _CHUNK]).decode()
+                result = await connection.execute(_INSERT, {"records": chunk})
+                added += result.rowcount
+        return added
+
+    async def register_prices(self, prices: Iterable[Price]) -> None:
+        """Add the price versions that are new. Raises `PriceConflictError`, and adds none, if one exists with other
+        contents: a new price is a new version."""
+        async with self._engine.begin() as connection:
+            for price in prices:
+                row = _price_row(price)
+                await connection.execute(upsert(price_versions).values(row).on_conflict_do_nothing())
+                await _refuse_change(connection, row)
+
+    async def prices(self) -> dict[tuple[str, str], Price]:
+        """Every registered price by (model, version)."""
+        async with self._engine.connect() as connection:
+            return await _prices(connection)
+
+    async def usage(self, query: UsageQuery) -> list[Line]:
+        """The lines of a report, ordered by time, then group."""
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(report.statement(usage_records, query))).all()
+            return report.fold(query, rows, await _prices(connection))
+
+
+async def _prices(connection: AsyncConnection) -> dict[tuple[str, str], Price]:
+    rows = await connection.execute(select(price_versions))
+    return {
+        (row.model, row.version): Price(
+            row.model, row.version, row.effective_from.timestamp(), row.currency,
+            row.input, row.output, row.cache_read, row.cache_write,
+        )
+        for row in rows
+    }  # fmt: skip
+
+
+async def _refuse_change(connection: AsyncConnection, row: dict[str, Any]) -> None:
+    table = price_versions.c
+    found = (
+        await connection.execute(
+            select(price_versions).where(table.model == row["model"], table.version == row["version"])
+        )
+    ).one()
+    changed = [name for name in _PRICE_FIELDS if getattr(found, name) != row[name]]
+    if changed:
+        name = changed[0]
+        raise PriceConflictError(
+            f"price version {row['version']!r} of model {row['model']!r} is registered with {name} "
+            f"{_show(getattr(found, name))}, and cannot become {_show(row[name])}: give the new price a new version"
+        )
+
+
+def _price_row(price: Price) -> dict[str, Any]:
+    row = msgspec.structs.asdict(price)
+    # Postgres keeps microseconds; comparing anything finer would see a change where there is none.
+    row["effective_from"] = datetime.fromtimestamp(price.effective_from, UTC)
+    return row
+
+
+def _show(value: Decimal | datetime | str) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
