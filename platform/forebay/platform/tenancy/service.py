@@ -56,8 +56,7 @@ class Tenancy:
         if not reference.isprintable():
             raise validate.not_found("tenant")
         async with self._engine.connect() as db:
-            validate.identifier(tenant_id, "tenant")
-    row = (await db.execute(queries.TENANTS.where(by == reference))).one_or_none()
+            row = (await db.execute(queries.TENANTS.where(by == reference))).one_or_none()
         if row is None:
             raise validate.not_found("tenant")
         return queries.tenant(row)
