@@ -1,0 +1,91 @@
+"""The Litestar application over a running service."""
+
+import logging
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import ASGIRouteHandler
+from litestar.types import ControllerRouterHandler
+
+from forebay.metering import Ledger
+from forebay.platform.api.admin import ADMIN_CONTROLLERS
+from forebay.platform.api.health import HealthController
+from forebay.platform.api.inference import new_request_id
+from forebay.platform.api.models import ModelsController
+from forebay.platform.api.usage import UsageController
+from forebay.platform.errors import ApiError, invalid
+from forebay.platform.service import Service
+from forebay.platform.tenancy.auth import Authenticator
+from forebay.platform.tenancy.principal import Principal
+from forebay.platform.tenancy.service import Tenancy
+
+log = logging.getLogger(__name__)
+_ADMIN_BODY_LIMIT = 1 << 20
+
+
+def create_app(service: Service) -> Litestar:
+    """Everything the front door answers, in OpenAI's shape, errors included."""
+    inference: list[ASGIRouteHandler] = service.inferences.routes()
+    controllers: list[ControllerRouterHandler] = [
+        HealthController, ModelsController, UsageController, *ADMIN_CONTROLLERS,
+    ]
+    return Litestar(
+        [*inference, *controllers],
+        dependencies={
+            "service": Provide(lambda: service, sync_to_thread=False),
+            "principal": Provide(_principal_of(service.auth)),
+            "tenancy": Provide(lambda: service.tenancy, sync_to_thread=False),
+            "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
+        },
+        signature_namespace={
+            "Service": Service, "Principal": Principal, "Tenancy": Tenancy, "Ledger": Ledger,
+        },
+        exception_handlers={
+            ApiError: _api_error, HTTPException: _http_error, Exception: _fault,
+        },
+        request_max_body_size=_ADMIN_BODY_LIMIT,
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _principal_of(auth: Authenticator) -> Any:
+    async def principal(request: Request[Any, Any, Any]) -> Principal:
+        headers = {name: value for name, value in request.scope["headers"] if name in (b"authorization", b"x-api-key")}
+        token = auth.token(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        return auth.cached(token) or await auth.authenticate(token)
+
+    return principal
+
+
+def _respond(error: ApiError) -> Response[bytes]:
+    headers = {"x-request-id": new_request_id(), **error.headers}
+    return Response(error.body(), status_code=error.status, media_type="application/json", headers=headers)
+
+
+def _api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
+    return _respond(error)
+
+
+def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Litestar's own refusals: unknown routes, wrong methods, bodies that do not fit their type."""
+    if error.status_code == 404:
+        text = f"Unknown request URL: {request.method} {request.scope['path'][:200]}. See /v1/models for the models served."
+        return _respond(ApiError(404, "unknown_url", text, type="invalid_request_error"))
+    if error.status_code == 405:
+        text = f"Not allowed to {request.method} on {request.scope['path'][:200]}."
+        return _respond(ApiError(405, "method_not_allowed", text, type="invalid_request_error"))
+    if error.status_code >= 500:
+        return _fault(request, error)
+    extra = error.extra if isinstance(error.extra, list) else []
+    faults = "; ".join(f"{e.get('key', 'body')}: {e.get('message', '')}" for e in extra if isinstance(e, dict))
+    detail = f"{error.detail.partition(' for ')[0]}: {faults}" if faults else error.detail
+    code = "request_too_large" if error.status_code == 413 else "invalid_request"
+    return _respond(invalid(detail[:1000], code=code, status=error.status_code))
+
+
+def _fault(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    return _respond(ApiError(500, "internal_error", "The server had an error while processing your request."))

@@ -1,0 +1,3 @@
+from forebay.platform.cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""`forebay serve`: the front door, in this process."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import uvloop
+
+from forebay.platform.config.load import ConfigError, load_config
+from forebay.platform.config.model import Config
+from forebay.platform.server import serve as run_server
+from forebay.platform.stores import embedded
+from forebay.platform.stores.daemon import StoreError
+
+
+@click.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="Default: forebay.yaml, if it is there."
+)
+def serve(path: Path | None) -> None:
+    """Serve the models that the configuration names.
+
+    Postgres and Valkey that are `embedded` are joined when they run, and else started and stopped with this process.
+    """
+    try:
+        config = load_config(path)
+        if not config.models:
+            raise click.ClickException(
+                "no models are configured: write a forebay.yaml (docs/configuration.md), or run `forebay up`"
+            )
+        with ExitStack() as stack:
+            postgres, valkey = _stores(config, stack)
+            uvloop.run(run_server(config, postgres_url=postgres, valkey_url=valkey, on_ready=lambda: _say(config)))
+    except (ConfigError, StoreError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _stores(config: Config, stack: ExitStack) -> tuple[str, str]:
+    state = Path(config.stores.state_dir)
+    postgres, valkey = config.stores.postgres, config.stores.valkey
+    if postgres == "embedded":
+        postgres = stack.enter_context(embedded.start_postgres(state)).url
+    if valkey == "embedded":
+        valkey = stack.enter_context(embedded.start_valkey(state)).url
+    return postgres, valkey
+
+
+def _say(config: Config) -> None:
+    host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
+    click.echo(f"Forebay serves {len(config.models)} models at http://{host}:{config.server.port}/v1")

@@ -1,0 +1,92 @@
+"""One attempt's usage records: opened at dispatch, checkpointed while it streams, closed exactly once."""
+
+import asyncio
+import time
+
+from msgspec import Struct
+
+from forebay.metering import Attempt, Checkpoint, Quantities, Spool, Status, TerminatedBy, UsageRecord
+from forebay.metering.usage import billable, is_measured, quantities
+from forebay.platform.errors import unavailable
+from forebay.router import Usage
+
+DURABLE_TIMEOUT_S = 10.0
+
+
+class Counted(Struct, frozen=True):
+    """An attempt's usage twice: as the engine's own counters have it, and by OpenAI's convention on the wire."""
+
+    engine: Quantities
+    reported: Quantities
+    measured: bool
+
+
+_NOTHING = Counted(Quantities(), Quantities(), measured=True)
+
+
+def count(usage: Usage | None, *, n: int, per_choice: bool, aborted: bool) -> Counted:
+    """What an engine's usage object means.
+
+    `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names it
+    once, and the cached part of only one of them (seen on vLLM 0.32); hence `measured` false for n > 1: totals are
+    exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM, and is free.
+    """
+    if usage is None:
+        return Counted(Quantities(), Quantities(), measured=False)
+    if aborted and not usage.completion_tokens:
+        return _NOTHING
+    reported = quantities(
+        usage.prompt_tokens, usage.cached, usage.cache_write, usage.completion_tokens, usage.reasoning
+    )
+    measured = is_measured(usage.prompt_tokens, usage.completion_tokens or 0)
+    if n == 1 or not per_choice:
+        return Counted(reported, reported, measured)
+    engine = quantities(
+        (usage.prompt_tokens or 0) * n, usage.cached, usage.cache_write, usage.completion_tokens, usage.reasoning
+    )
+    return Counted(engine, reported, measured=False)
+
+
+class Account:
+    """The records of one attempt. `close` may be called once; a failure to be durable in time is a 503."""
+
+    def __init__(self, spool: Spool, attempt: Attempt) -> None:
+        self._spool = spool
+        self._attempt = attempt
+        self._opened = spool.open(attempt)
+        self._first_byte_s: float | None = None
+        self._dispatched = time.monotonic()
+        self.closed = False
+
+    async def opened(self) -> None:
+        """Wait until the open record would survive the death of this process."""
+        self._first_byte_s = time.monotonic() - self._dispatched
+        await _durable(self._opened)
+
+    def checkpoint(self, counted: Counted) -> None:
+        a = self._attempt
+        self._spool.checkpoint(Checkpoint(a.request_id, a.attempt, counted.engine, time.time()))
+
+    async def close(
+        self,
+        status: Status,
+        by: TerminatedBy,
+        counted: Counted = _NOTHING,
+        *,
+        finish_reason: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.closed = True
+        record = UsageRecord(
+            self._attempt, counted.engine, billable(status, counted.reported), status, by, counted.measured,
+            time.time(), self._first_byte_s, finish_reason, error,
+        )
+        await _durable(self._spool.close(record))
+
+
+async def _durable(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        await asyncio.wait((future,), timeout=DURABLE_TIMEOUT_S)
+    if not future.done():
+        raise unavailable("metering_unavailable", "Usage cannot be recorded at the moment.", retry_after=5)
+    future.result()

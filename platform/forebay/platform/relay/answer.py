@@ -1,0 +1,48 @@
+"""A whole (not streamed) answer on its way to the client (pure): checked by one decode, then spliced like the stream."""
+
+import msgspec
+from msgspec import Struct
+
+from forebay.platform.relay.frames import StreamError, View
+from forebay.router import Usage
+
+
+class _Choice(Struct):
+    finish_reason: str | None = None
+
+
+class _Answer(Struct):
+    choices: list[_Choice] | None = None
+    model: str | None = None
+    usage: Usage | None = None
+
+
+class Answer(Struct, frozen=True):
+    """The client's bytes, and what the engine says it used."""
+
+    body: bytes
+    usage: Usage | None
+    finish_reason: str | None
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+def transform(body: bytes, view: View) -> Answer:
+    """Raises `StreamError` for an answer that is not one."""
+    try:
+        answer = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StreamError(f"not an answer: {error}") from error
+    finish = next((c.finish_reason for c in answer.choices or () if c.finish_reason), None)
+    if answer.model != view.model or view.tier is not None:
+        body = _rewrite(body, view)
+    return Answer(body, answer.usage, finish)
+
+
+def _rewrite(body: bytes, view: View) -> bytes:
+    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    members["model"] = msgspec.Raw(msgspec.json.encode(view.model))
+    if view.tier is not None:
+        members["service_tier"] = msgspec.Raw(msgspec.json.encode(view.tier))
+    return msgspec.json.encode(members)

@@ -1,0 +1,170 @@
+"""The tenant's side of an exchange: one answer on an ASGI connection, and whether the tenant is still there."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from forebay.platform.errors import ApiError, invalid
+from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
+
+BODY_TIMEOUT_S = 60.0
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientLeft(Exception):
+    """The tenant closed the connection."""
+
+
+class Client:
+    """Sends exactly one answer. `on_left` is called, once, when the tenant leaves before it is complete."""
+
+    def __init__(self, receive: Receive, send: Send, request_id: str) -> None:
+        self._receive = receive
+        self._send = send
+        self._started_at = time.perf_counter()
+        self._watch: asyncio.Task[None] | None = None
+        self.request_id = request_id
+        self.started = False
+        self.ended = False
+        self.left = False
+        self.stalled = False  # left, in effect: it has stopped reading
+        self._writing_since: float | None = None
+        self.on_left: Callable[[], None] | None = None
+        self.debug_headers: Headers = []
+
+    async def body(self, limit: int, declared: int | None) -> bytes:
+        """The request's body. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it trickles."""
+        if declared is not None and declared > limit:
+            raise _too_large(limit)
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        if not message.get("more_body"):
+            data: bytes = message.get("body", b"")
+            if len(data) > limit:
+                raise _too_large(limit)
+            return data
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._rest_of_body(message.get("body", b""), limit)
+        except TimeoutError:
+            raise invalid(
+                f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.", code="request_timeout", status=408
+            ) from None
+
+    async def _rest_of_body(self, first: bytes, limit: int) -> bytes:
+        parts, size, more = [first], len(first), True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+    def watch(self) -> None:
+        """Notice from now on when the tenant leaves."""
+        self._watch = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self.left and not self.ended:
+            self.left = True
+            if self.on_left is not None:
+                self.on_left()
+
+    async def answer(self, body: bytes) -> None:
+        """A complete JSON answer, status 200."""
+        await self._whole(200, body, [])
+
+    async def start_stream(self) -> None:
+        if not self.started:
+            self.started = True
+            await self._emit({"type": "http.response.start", "status": 200, "headers": [*_SSE, *self._headers()]})
+
+    async def write(self, data: bytes) -> None:
+        """Part of a stream. A tenant that has left is noticed by `on_left`, not by an exception."""
+        await self._emit({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def heartbeat(self) -> None:
+        """A comment that keeps idle proxies and clients from giving up; SDKs skip it."""
+        await self.start_stream()
+        await self.write(HEARTBEAT)
+
+    async def end_stream(self) -> None:
+        self.ended = True
+        await self._emit({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """An error answer or, once a stream has begun, an error frame: never silence."""
+        if self.started:
+            self.ended = True
+            await self._emit({"type": "http.response.body", "body": error_frame(error.body()), "more_body": False})
+        else:
+            headers = [(k.lower().encode(), v.encode("latin-1", "replace")) for k, v in error.headers.items()]
+            await self._whole(error.status, error.body(), headers)
+
+    def close(self) -> None:
+        self.ended = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _whole(self, status: int, body: bytes, headers: Headers) -> None:
+        self.started = self.ended = True
+        length = (b"content-length", str(len(body)).encode())
+        await self._emit(
+            {"type": "http.response.start", "status": status, "headers": [_JSON, length, *self._headers(), *headers]}
+        )
+        await self._emit({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _emit(self, message: dict[str, Any]) -> None:
+        if self.left:
+            return
+        self._writing_since = time.perf_counter()
+        try:
+            await self._send(message)
+        except (OSError, RuntimeError):  # the server's ways of saying that the connection is gone
+            self._leave()
+        self._writing_since = None
+
+    def check_stalled(self, limit: float) -> bool:
+        """Whether a write has waited longer than `limit` seconds for the tenant to read."""
+        since = self._writing_since
+        if since is not None and time.perf_counter() - since > limit:
+            self.stalled = self.left = True
+        return self.stalled
+
+    def _headers(self) -> Headers:
+        elapsed_ms = (time.perf_counter() - self._started_at) * 1000
+        return [
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
+            *self.debug_headers,
+        ]
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413, "request_too_large", f"The request's body exceeds the limit of {limit} bytes.", type="invalid_request_error"
+    )
+
+

@@ -1,0 +1,352 @@
+"""One attempt: dispatched to one endpoint, relayed, and accounted for however it ends."""
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from forebay.metering import Attempt, Spool, Status, TerminatedBy
+from forebay.platform.config.model import Timeouts
+from forebay.platform.errors import ApiError
+from forebay.platform.relay import answer, upstream_errors
+from forebay.platform.relay.accounting import Account, Counted, count
+from forebay.platform.relay.call import Call
+from forebay.platform.relay.client import Client
+from forebay.platform.relay.frames import StreamError, StreamTransform, View
+from forebay.platform.relay.metrics import FIRST_BYTE, INTERRUPTED
+from forebay.router import Booking, Connection, Endpoint, ServerFields, UpstreamError, Usage, Wake
+
+log = logging.getLogger(__name__)
+
+ABORT_CALL_S = 0.5  # the engine must be stopped within a second, so a silent abort route is given up on early
+DRAIN_S = 3.0  # how long a stopped engine may take to tell its last usage
+MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
+_PATHS = {
+    "chat.completions": b"/v1/chat/completions", "completions": b"/v1/completions", "embeddings": b"/v1/embeddings"
+}
+
+
+class TryElsewhere(Exception):
+    """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _Left(Exception):
+    """The tenant left; the engine has been told and has said its last."""
+
+
+class Exchange:
+    """`run` relays one attempt to its end. Raises `TryElsewhere`, or `ApiError` for an answer that is final."""
+
+    def __init__(
+        self, call: Call, client: Client, endpoint: Endpoint, booking: Booking, *, number: int, spool: Spool,
+        timeouts: Timeouts, checkpoint_every: float,
+    ) -> None:
+        self._call = call
+        self._client = client
+        self._endpoint = endpoint
+        self._booking = booking
+        self._timeouts = timeouts
+        self._checkpoint_every = checkpoint_every
+        self._loop = asyncio.get_running_loop()
+        inference = call.inference
+        self._view = View(
+            model=call.asked, served_model=endpoint.spec.served_model, include_usage=inference.include_usage,
+            continuous_usage=inference.continuous_usage, tier=call.tier_used if inference.tier else None,
+            n=inference.n, prompts=inference.prompts,
+        )
+        self._stream = StreamTransform(self._view)
+        self._account = Account(spool, self._open_record(number))
+        self._connection: Connection | None = None
+        self._sent_at = self._loop.time()
+        self._first_byte_at: float | None = None
+        self._heartbeat_at = self._sent_at
+        self._alone = endpoint.load.in_flight == 1
+
+    async def run(self) -> None:
+        self._client.on_left = self._interrupt
+        try:
+            try:
+                await self._dispatch()
+                await (self._relay_stream() if self._call.inference.stream else self._relay_whole())
+            except UpstreamError as error:
+                self._endpoint.failed(str(error), at_once=error.kind == "connect")
+                await self._fail(upstream_errors.for_exception(error), retry=error.kind != "timeout")
+            except StreamError as error:
+                log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
+                await self._fail(upstream_errors.broken(), retry=True)
+            except _Left:
+                pass
+            except asyncio.CancelledError:
+                if not self._client.stalled or self._connection is None or self._account.closed:
+                    raise
+                _uncancel()
+                await self._abandon(self._connection)
+        finally:
+            self._client.on_left = None
+            self._booking.release()
+            if self._connection is not None:
+                self._endpoint.client.release(self._connection)
+            if not self._account.closed:  # cancelled, or a fault of our own: nothing is billed, nothing is forgotten
+                INTERRUPTED.inc()
+                await asyncio.shield(
+                    self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._counted(), error="interrupted")
+                )
+
+    # -- towards the engine
+
+    async def _dispatch(self) -> None:
+        """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
+        body = self._engine_body()
+        head = self._endpoint.head(
+            b"POST", _PATHS[self._call.inference.api], self._endpoint.adapter.headers(self._server_fields()), len(body)
+        )
+        while True:
+            connection = self._connection = await self._endpoint.client.acquire()
+            if self._client.left:
+                await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT)
+                raise _Left
+            try:
+                connection.send(head, body)
+                self._arm()
+                while (wake := await connection.head()) is not None:
+                    await self._woken(wake)
+                break
+            except UpstreamError as error:
+                if not error.reused:
+                    raise
+                self._endpoint.client.release(connection)
+                self._connection = None
+        if connection.status != 200:
+            await self._refused(connection)
+        self._endpoint.answered()
+
+    def _engine_body(self) -> bytes:
+        call, spec, adapter = self._call, self._endpoint.spec, self._endpoint.adapter
+        body = {"model": spec.served_model, **call.inference.forward}
+        if call.inference.stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+            if adapter.continuous_usage:
+                body["stream_options"]["continuous_usage_stats"] = True
+        body.update(adapter.fields(self._server_fields(), priority=spec.priority_scheduling))
+        return msgspec.json.encode(body)
+
+    def _server_fields(self) -> ServerFields:
+        return ServerFields(request_id=self._call.request_id, cache_salt=self._call.cache_salt)
+
+    async def _refused(self, connection: Connection) -> None:
+        body = await self._read_whole(connection, limit=1 << 20)
+        refusal = upstream_errors.for_status(connection.status, body, self._call)
+        if refusal.endpoint_fault:
+            self._endpoint.failed(f"answered {connection.status}")
+        else:
+            self._endpoint.answered()
+        await self._fail(refusal.error, retry=refusal.retry)
+
+    # -- towards the tenant
+
+    async def _relay_stream(self) -> None:
+        connection, stream, client = self._connection, self._stream, self._client
+        assert connection is not None
+        next_checkpoint = self._loop.time() + self._checkpoint_every
+        while True:
+            data = await connection.read()
+            if not isinstance(data, bytes):
+                await self._woken(data)
+                continue
+            if not data or stream.done:
+                break
+            out = stream.feed(data)
+            if out:
+                if self._first_byte_at is None:
+                    await self._first_byte()
+                await client.write(out)
+            if stream.done:
+                break
+            if connection.last_activity >= next_checkpoint:
+                next_checkpoint = connection.last_activity + self._checkpoint_every
+                self._account.checkpoint(self._counted())
+        if stream.finish_reason == "abort" or not (stream.done or stream.finish_reason):
+            raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
+        await self._swallow_end(connection)
+        await self._complete(stream.usage(), stream.finish_reason)
+        await client.start_stream()
+        await client.end_stream()
+
+    async def _swallow_end(self, connection: Connection) -> None:
+        """Read past `[DONE]` to the end of the message, which is usually there already, to keep the connection."""
+        connection.wake_at = self._loop.time()
+        while not connection.complete and isinstance(data := await connection.read(), bytes) and data:
+            pass
+
+    async def _relay_whole(self) -> None:
+        assert self._connection is not None
+        body = await self._read_whole(self._connection, limit=MAX_ANSWER)
+        whole = answer.transform(body, self._view)
+        if whole.finish_reason == "abort":
+            raise UpstreamError("closed", "the engine aborted the request")
+        await self._first_byte(stream=False)
+        await self._complete(whole.usage, whole.finish_reason)
+        await self._client.answer(whole.body)
+
+    async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
+        parts, size = [], 0
+        while True:
+            data = await connection.read()
+            if not isinstance(data, bytes):
+                await self._woken(data)
+                continue
+            if not data:
+                return b"".join(parts)
+            parts.append(data)
+            size += len(data)
+            if size > limit:
+                raise UpstreamError("protocol", f"an answer of more than {limit} bytes")
+
+    async def _first_byte(self, *, stream: bool = True) -> None:
+        """The engine has begun to answer: from here on the request stays where it is."""
+        self._first_byte_at = self._loop.time()
+        FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._sent_at)
+        await self._account.opened()
+        if stream:
+            await self._client.start_stream()
+
+    async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
+        self._learn(usage)
+        await self._account.close(
+            Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
+        )
+
+    async def _fail(self, error: ApiError, *, retry: bool) -> None:
+        """Account for the failure, then say what is to happen to the request."""
+        by = TerminatedBy.DEADLINE if error.status == 504 else TerminatedBy.ENGINE
+        if self._client.left:
+            await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, self._counted(aborted=True))
+            return
+        await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
+        if retry and self._first_byte_at is None:
+            raise TryElsewhere(error)
+        raise error
+
+    # -- waits: heartbeats, deadlines, a tenant that leaves
+
+    def _arm(self) -> None:
+        assert self._connection is not None
+        now = self._loop.time()
+        quiet_limit = self._timeouts.first_byte if self._first_byte_at is None else self._timeouts.idle
+        times = [self._sent_at + self._timeouts.total, self._connection.last_activity + quiet_limit]
+        if self._call.inference.stream:
+            times.append(max(self._heartbeat_at, self._connection.last_activity) + self._timeouts.heartbeat_after)
+        self._connection.wake_at = max(min(times), now)
+
+    async def _woken(self, wake: object) -> None:
+        """Raises `_Left`, or `UpstreamError("timeout")` when a deadline has passed."""
+        connection = self._connection
+        assert connection is not None
+        if wake is Wake.INTERRUPT:
+            await self._abandon(connection)
+            raise _Left
+        now, last = self._loop.time(), connection.last_activity
+        quiet_limit = self._timeouts.first_byte if self._first_byte_at is None else self._timeouts.idle
+        if now - self._sent_at >= self._timeouts.total or now - last >= quiet_limit:
+            await self._stop_engine(connection)
+            raise UpstreamError("timeout", "the engine did not answer in time")
+        if self._call.inference.stream and now - max(self._heartbeat_at, last) >= self._timeouts.heartbeat_after:
+            self._heartbeat_at = now
+            await self._client.heartbeat()
+        self._arm()
+
+    def _interrupt(self) -> None:
+        if self._connection is not None:
+            self._connection.interrupt()
+
+    async def _abandon(self, connection: Connection) -> None:
+        """The tenant left: stop the engine, hear what it had used, and account for it."""
+        await self._stop_engine(connection)
+        counted = self._counted(aborted=True)
+        await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, counted, finish_reason="abort")
+
+    async def _stop_engine(self, connection: Connection) -> None:
+        """By id where the engine can (it then tells its exact usage), else by closing the connection."""
+        endpoint, inference = self._endpoint, self._call.inference
+        order = endpoint.adapter.abort(inference.api, self._call.request_id, inference.prompts)
+        stopped = False
+        if order is not None and endpoint.can_abort is not False:
+            try:
+                status, _ = await endpoint.call(b"POST", *order, timeout=ABORT_CALL_S)
+                stopped = endpoint.can_abort = status == 200
+            except UpstreamError as error:
+                log.warning("abort at %s: %s", endpoint.name, error)
+        if not stopped:
+            connection.half_close()
+        connection.wake_at = self._loop.time() + DRAIN_S
+        try:
+            await self._drain(connection)
+        except (UpstreamError, StreamError):
+            pass  # the last usage heard counts
+        if not connection.complete:
+            connection.close()
+
+    async def _drain(self, connection: Connection) -> None:
+        while (wake := await connection.head()) is not None:
+            if wake is Wake.TICK:
+                return
+        whole = []
+        while data := await connection.read():
+            if data is Wake.TICK:
+                return
+            if isinstance(data, bytes):
+                if self._call.inference.stream:
+                    self._stream.feed(data)
+                else:
+                    whole.append(data)
+        if whole and connection.status == 200:
+            self._whole_usage = answer.transform(b"".join(whole), self._view).usage
+
+    # -- what was used
+
+    _whole_usage: Usage | None = None
+
+    def _counted(self, *, aborted: bool = False) -> Counted:
+        try:
+            usage = self._stream.usage() if self._call.inference.stream else self._whole_usage
+        except StreamError:
+            usage = None
+        if usage is None and self._call.inference.stream and self._endpoint.adapter.continuous_usage:
+            usage = Usage(prompt_tokens=0, completion_tokens=0)  # it would have told of its first token
+        return self._count(usage, aborted=aborted)
+
+    def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
+        adapter = self._endpoint.adapter
+        return count(
+            usage, n=self._call.inference.n, per_choice=adapter.prompt_counted_per_choice, aborted=aborted
+        )
+
+    def _learn(self, usage: Usage | None) -> None:
+        """Rates from what was seen, only while this request had the endpoint to itself."""
+        if usage is None or self._first_byte_at is None or not self._alone or not self._call.inference.stream:
+            return
+        load, now = self._endpoint.load, self._loop.time()
+        load.learn_prefill((usage.prompt_tokens or 0) - (usage.cached or 0), self._first_byte_at - self._sent_at)
+        load.learn_decode((usage.completion_tokens or 0) - 1, now - self._first_byte_at)
+
+    def _open_record(self, number: int) -> Attempt:
+        call, principal, inference = self._call, self._call.principal, self._call.inference
+        return Attempt(
+            request_id=call.request_id, attempt=number, tenant_id=principal.tenant_id,
+            project_id=principal.project_id, key_id=principal.key_id, api=inference.api, model=call.model,
+            pool=call.pool.name, endpoint=self._endpoint.name, engine=self._endpoint.spec.engine,
+            stream=inference.stream, tier_requested=inference.tier or "auto", tier_used=call.tier_used,
+            price_version=call.price_version, started_at=time.time(),
+        )
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()

@@ -1,0 +1,220 @@
+"""The engine's event stream on its way to the client (pure): bytes are spliced, and parsed only where shapes differ.
+
+What changes: usage, which is always asked of the engine and shown only to clients that asked; the model's name, where
+the client knows it by another; the tier served, where the client chose one. Source of the shapes: vLLM 0.32's frames
+and OpenAI's streaming reference.
+
+Searching raw bytes for `,"usage":{` is sound because inside a JSON string a quote is always escaped: these bytes can only
+be a member of an object.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from forebay.router import Usage, decode_usage
+
+MAX_FRAME = 8 << 20  # bytes of one event; no engine sends so much, so more is a broken stream
+DONE = b"data: [DONE]\n\n"
+_USAGE = b',"usage":'
+_FINISH = b'"finish_reason":"'
+_INDEX = b'"choices":[{"index":'
+
+
+class StreamError(Exception):
+    """The engine's stream is broken, or carried an error of its own. The text may hold engine internals: log it, do not
+    relay it."""
+
+
+class View(Struct, frozen=True):
+    """How this client sees the stream. `served_model` is the engine's name for the model; tier None is not echoed."""
+
+    model: str
+    served_model: str
+    include_usage: bool
+    continuous_usage: bool
+    tier: str | None = None
+    n: int = 1
+    prompts: int = 1
+
+    @property
+    def choices(self) -> int:
+        """Answers in one stream; with more than one, continuous usage counts each by itself."""
+        return self.n * self.prompts
+
+
+class StreamTransform:
+    """Feed the engine's bytes, get the client's. `[DONE]` is swallowed (`done` tells): the end is the relay's to send."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._multiple = view.choices > 1
+        self._pending = b""
+        same = view.model == view.served_model
+        self._rename = None if same else (_member("model", view.served_model), _member("model", view.model))
+        tier = b"" if view.tier is None else b"," + _member("service_tier", view.tier)
+        self._tail = tier + (b',"usage":null' if view.include_usage and not view.continuous_usage else b"")
+        self._last_usage: bytes | None = None
+        self._choice_usage: dict[int, bytes] = {}
+        self._final_usage = False
+        self.finish_reason: str | None = None
+        self.done = False
+        self.events = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises `StreamError`."""
+        if self._pending:
+            data = self._pending + data
+            self._pending = b""
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        if not data.endswith(b"\n\n"):
+            cut = data.rfind(b"\n\n") + 2
+            self._pending = data[cut:] if cut > 1 else data
+            if len(self._pending) > MAX_FRAME:
+                raise StreamError(f"an event of more than {MAX_FRAME} bytes")
+            if cut <= 1:
+                return b""
+            data = data[:cut]
+        if data.count(b"\n\n") == 1:
+            return self._frame(data[:-2])
+        return b"".join([self._frame(frame) for frame in data[:-2].split(b"\n\n")])
+
+    def usage(self) -> Usage | None:
+        """The engine's latest account of this request, or None when it has given none.
+
+        Raises `StreamError` if what it gave is not a usage object.
+        """
+        try:
+            if self._final_usage or not self._multiple:
+                return None if self._last_usage is None else decode_usage(self._last_usage)
+            return self._sum_choices()
+        except msgspec.DecodeError as error:
+            raise StreamError(f"not a usage object: {error}") from error
+
+    @property
+    def final_usage(self) -> bool:
+        return self._final_usage
+
+    def _frame(self, frame: bytes) -> bytes:
+        if not frame.startswith(b"data: {"):
+            return self._odd_frame(frame)
+        self.events += 1
+        at = frame.find(_FINISH)
+        if at > 0:
+            at += len(_FINISH)
+            self.finish_reason = frame[at : frame.find(b'"', at)].decode("ascii", "replace")
+        at = frame.rfind(_USAGE)
+        if at < 0 or self._rename is not None and self._rename[0] not in frame:
+            return self._slow_frame(frame)
+        start = at + len(_USAGE)
+        end = _object_end(frame, start) if frame[start] == 0x7B else start + 4  # or null
+        if frame[start] == 0x7B:
+            self._last_usage = frame[start:end]
+            if b'"choices":[]' in frame:
+                self._final_usage = True
+                return self._usage_frame(frame)
+            if self._multiple:
+                self._note_choice(frame)
+        if self._rename is not None:
+            renamed = frame.replace(*self._rename, 1)
+            shift = len(renamed) - len(frame)
+            frame, at, end = renamed, at + shift, end + shift
+        if self._view.continuous_usage:
+            return frame + b"\n\n"
+        return frame[:at] + self._tail + frame[end:] + b"\n\n"
+
+    def _usage_frame(self, frame: bytes) -> bytes:
+        if not self._view.include_usage:
+            return b""
+        if self._rename is not None:
+            frame = frame.replace(*self._rename, 1)
+        return frame + b"\n\n"
+
+    def _odd_frame(self, frame: bytes) -> bytes:
+        """Comments and blank frames are dropped (we send our own heartbeats); other fields of SSE are not relayed."""
+        if b"\n" in frame or not frame.startswith(b"data:"):
+            lines = [line[5:].removeprefix(b" ") for line in frame.split(b"\n") if line.startswith(b"data:")]
+            if not lines:
+                return b""
+            return self._frame(b"data: " + b"\n".join(lines).replace(b"\n", b" "))
+        payload = frame[5:].strip()
+        if payload == b"[DONE]":
+            self.done = True
+            return b""
+        if not payload:
+            return b""
+        if payload.startswith(b"{") and frame != b"data: " + payload:
+            return self._frame(b"data: " + payload)
+        raise StreamError(f"not an event: {frame[:80]!r}")
+
+    def _slow_frame(self, frame: bytes) -> bytes:
+        """A frame that is not laid out as vLLM lays it out: parsed and written anew."""
+        try:
+            event: dict[str, Any] = msgspec.json.decode(frame[6:], type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StreamError(f"not an event: {error}") from error
+        if event.get("error") is not None:
+            raise StreamError(f"the engine reported an error: {str(event['error'])[:300]}")
+        choices = event.get("choices") or []
+        usage = event.pop("usage", None)
+        for choice in choices:
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if usage is not None:
+            self._last_usage = msgspec.json.encode(usage)
+            self._final_usage = self._final_usage or not choices
+            if choices and self._multiple:
+                self._choice_usage[int(choices[0].get("index", 0))] = self._last_usage
+        if not choices and "choices" in event and not self._view.include_usage:
+            return b""  # a frame that only carries usage, or nothing: SDKs index choices[0]
+        if "model" in event:
+            event["model"] = self._view.model
+        if self._view.tier is not None:
+            event["service_tier"] = self._view.tier
+        if self._view.include_usage:
+            event["usage"] = usage if not choices or self._view.continuous_usage else None
+        return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+    def _note_choice(self, frame: bytes) -> None:
+        at = frame.find(_INDEX)
+        if at > 0:
+            at += len(_INDEX)
+            self._choice_usage[int(frame[at : frame.find(b",", at)])] = self._last_usage or b"{}"
+
+    def _sum_choices(self) -> Usage | None:
+        """Continuous usage counts one choice and its own prompt: the request's is the sum over choices, prompts once.
+
+        Choices are numbered through: `index // n` is the prompt. A prompt counts once it has given a token.
+        """
+        if not self._choice_usage:
+            return None
+        usages = {index: decode_usage(raw) for index, raw in self._choice_usage.items()}
+        n = self._view.n
+        prompts = {index // n: usage.prompt_tokens or 0 for index, usage in usages.items() if usage.completion_tokens}
+        completion = sum(usage.completion_tokens or 0 for usage in usages.values())
+        return Usage(prompt_tokens=sum(prompts.values()), completion_tokens=completion)
+
+
+def error_frame(body: bytes) -> bytes:
+    """An error as the last event of a broken stream, then [DONE]: SDKs raise on it instead of ending quietly."""
+    return b"data: " + body + b"\n\n" + DONE
+
+
+HEARTBEAT = b": heartbeat\n\n"
+
+
+def _member(name: str, value: str) -> bytes:
+    return b'"' + name.encode() + b'":' + msgspec.json.encode(value)
+
+
+def _object_end(frame: bytes, start: int) -> int:
+    """The index after the `}` that closes the object at `start`. Usage objects hold no strings, so braces suffice."""
+    depth, at = 1, start + 1
+    while depth:
+        close = frame.find(b"}", at)
+        if close < 0:
+            raise StreamError("an event with unbalanced braces")
+        depth += frame.count(b"{", at, close) - 1
+        at = close + 1
+    return at

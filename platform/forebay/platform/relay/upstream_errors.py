@@ -1,0 +1,75 @@
+"""Engines' failures levelled: what to tell the tenant, and whether another endpoint may do better.
+
+Sources: vLLM 0.32's error objects (`{"error": {…, "code": 400}}`), SGLang's flat ones, facts seen on live servers.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from forebay.platform.errors import ApiError, invalid, unavailable
+from forebay.platform.relay.call import Call
+from forebay.router import UpstreamError
+
+MAX_MESSAGE = 1000
+RETRY_AFTER_S = 1.0
+_CONTEXT = re.compile(r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I)
+
+
+class Refusal(Struct, frozen=True):
+    """`endpoint_fault`: counts against the endpoint's health."""
+
+    error: ApiError
+    retry: bool
+    endpoint_fault: bool
+
+
+def for_status(status: int, body: bytes, call: Call) -> Refusal:
+    """What an engine's answer other than 200 means."""
+    if status in (400, 413, 422):
+        return Refusal(_request_fault(body, call), retry=False, endpoint_fault=False)
+    if status in (429, 503):  # its queue is full
+        error = unavailable("engine_overloaded", "The engines are at capacity. Please try again.", retry_after=RETRY_AFTER_S)
+        return Refusal(error, retry=True, endpoint_fault=False)
+    if status in (401, 403, 404):  # our credentials or our configuration, nothing the tenant did
+        return Refusal(broken(), retry=True, endpoint_fault=True)
+    return Refusal(broken(), retry=True, endpoint_fault=status >= 500)
+
+
+def for_exception(error: UpstreamError) -> ApiError:
+    """The exchange itself failed."""
+    if error.kind == "timeout":
+        return ApiError(504, "engine_timeout", "The engine did not answer in time.", type="server_error")
+    return broken()
+
+
+def broken() -> ApiError:
+    """The engine failed; the text says nothing of how, which is the operator's business."""
+    return unavailable("engine_error", "The engine failed while answering. Please try again.", retry_after=RETRY_AFTER_S)
+
+
+def no_endpoint(model: str) -> ApiError:
+    return unavailable("no_endpoint", f"No engine that serves '{model}' is available at the moment.", retry_after=2.0)
+
+
+def _request_fault(body: bytes, call: Call) -> ApiError:
+    message, param = _read(body)
+    if _CONTEXT.search(message):
+        param = "messages" if call.inference.api == "chat.completions" else "prompt"
+        return invalid(message, param=param, code="context_length_exceeded")
+    return invalid(message, param=param)
+
+
+def _read(body: bytes) -> tuple[str, str | None]:
+    try:
+        answer: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = None
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    if not isinstance(error, dict):
+        return "The engine refused the request.", None
+    message, param = error.get("message"), error.get("param")
+    text = message if isinstance(message, str) and message else "The engine refused the request."
+    return text[:MAX_MESSAGE], param if isinstance(param, str) else None

@@ -1,0 +1,181 @@
+"""The front door put together from its configuration, started in order and stopped in the reverse of it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from forebay.metering import Ledger, Shipper, Spool
+from forebay.platform.api.inference import Inferences
+from forebay.platform.catalogue import Catalogue, Entry, prices_of
+from forebay.platform.config.model import Config, Endpoint
+from forebay.platform.config.secrets import ensure_secrets
+from forebay.platform.relay.relay import Relay
+from forebay.platform.stores import database, valkey
+from forebay.platform.stores.health import StoreHealth
+from forebay.platform.stores.schema import migrate
+from forebay.platform.tenancy.auth import Authenticator
+from forebay.platform.tenancy.hasher import Hasher
+from forebay.platform.tenancy.salt import Salter
+from forebay.platform.tenancy.service import Tenancy
+from forebay.router import EndpointSpec, Pool, Watcher
+
+log = logging.getLogger(__name__)
+
+DATABASE_WAIT_S = 60.0
+
+
+class Service:
+    """Everything a front door holds while it runs. Build it with `running`."""
+
+    def __init__(
+        self, config: Config, *, engine: AsyncEngine, pools: list[Pool], catalogue: Catalogue, spool: Spool,
+        auth: Authenticator, tenancy: Tenancy, ledger: Ledger, inferences: Inferences, stores: StoreHealth,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.pools = pools
+        self.catalogue = catalogue
+        self.spool = spool
+        self.auth = auth
+        self.tenancy = tenancy
+        self.ledger = ledger
+        self.inferences = inferences
+        self.stores = stores
+
+    @property
+    def draining(self) -> bool:
+        return self.inferences.gate.draining
+
+    async def drain(self) -> None:
+        """Take no new request, wait for those in flight, and end what is left at the deadline with an error frame."""
+        self.inferences.gate.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.server.drain_timeout):
+                await self.inferences.gate.idle.wait()
+        left = set(self.inferences.tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            log.warning("%d requests did not end within the drain timeout and were cut", len(left))
+            await asyncio.wait(left, timeout=10.0)
+
+
+@asynccontextmanager
+async def running(config: Config, *, postgres_url: str, valkey_url: str) -> AsyncIterator[Service]:
+    """A started front door. Waits for Postgres, since a first start needs its keys and its schema."""
+    state = Path(config.stores.state_dir)
+    async with AsyncExitStack() as stack:
+        engine = database.create_engine(postgres_url)
+        stack.push_async_callback(engine.dispose)
+        cache = valkey.create_client(valkey_url)
+        stack.push_async_callback(cache.aclose)
+        await _first_contact(engine)
+        ledger = Ledger(engine)
+        await ledger.register_prices(prices_of(config))
+
+        spool = Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes)
+        await spool.start()
+        stack.push_async_callback(spool.stop)
+        shipper = Shipper(spool, ledger)
+        await shipper.start()
+        stack.push_async_callback(shipper.stop)
+
+        hasher = Hasher(ensure_secrets(secret_path(config, "key_hash")))
+        auth = Authenticator(engine, hasher, staleness=config.stores.key_cache_staleness)
+        await auth.start()
+        stack.push_async_callback(auth.stop)
+
+        pools = build_pools(config)
+        watcher = Watcher(pools)
+        await watcher.start()
+        stack.push_async_callback(watcher.stop)
+
+        stores = StoreHealth(
+            {"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)}
+        )
+        await stores.check()
+        stack.push_async_callback(_stop, asyncio.create_task(stores.run()))
+
+        catalogue = build_catalogue(config, pools)
+        inferences = Inferences(
+            auth=auth, catalogue=catalogue, spool=spool, server=config.server,
+            relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
+            salter=Salter(ensure_secrets(secret_path(config, "cache_salt"))[0][1]),
+        )
+        stack.push_async_callback(_stop, asyncio.create_task(inferences.sweep()))
+        yield Service(
+            config, engine=engine, pools=pools, catalogue=catalogue, spool=spool, auth=auth,
+            tenancy=Tenancy(engine, hasher), ledger=ledger, inferences=inferences, stores=stores,
+        )
+
+
+def build_pools(config: Config) -> list[Pool]:
+    """Endpoints serve one model name; a pool's first model gives it where an endpoint does not say."""
+    names: dict[str, str] = {}
+    for model in config.models:
+        names.setdefault(model.pool, model.name)
+    return [
+        Pool(
+            pool.name, [_spec(endpoint, names.get(pool.name, "")) for endpoint in pool.endpoints],
+            connect_timeout=config.timeouts.connect,
+        )
+        for pool in config.pools
+    ]
+
+
+def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:
+    by_name = {pool.name: pool for pool in pools}
+    prices = prices_of(config)
+    return Catalogue(
+        [
+            Entry(model, by_name[model.pool], tuple(price for price in prices if price.model == model.name))
+            for model in config.models
+        ]
+    )
+
+
+def secret_path(config: Config, name: str) -> Path:
+    configured = getattr(config.secrets, name)
+    return Path(configured) if configured else Path(config.stores.state_dir) / "secrets" / name.replace("_", "-")
+
+
+def spool_name() -> str:
+    """One spool a host (and replica): the same after a restart, so that what it held is found again."""
+    return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
+
+
+def _spec(endpoint: Endpoint, model: str) -> EndpointSpec:
+    return EndpointSpec(
+        name=endpoint.name or endpoint.url.split("://", 1)[1].rstrip("/"), url=endpoint.url, engine=endpoint.engine,
+        served_model=endpoint.served_model or model,
+        api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
+        priority_scheduling=endpoint.priority_scheduling,
+    )
+
+
+async def _first_contact(engine: AsyncEngine) -> None:
+    """Migrate, as soon as Postgres is there. Raises what it raised last when it does not come."""
+    deadline = asyncio.get_running_loop().time() + DATABASE_WAIT_S
+    while True:
+        try:
+            await database.ping(engine)
+            break
+        except Exception as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            log.warning("waiting for Postgres: %s", type(error).__name__)
+            await asyncio.sleep(1.0)
+    await migrate(engine)
+
+
+async def _stop(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
