@@ -61,21 +61,25 @@ def paths(configured: str = ".forebay") -> Paths:
 @contextlib.asynccontextmanager
 async def exclusive(lock: Path, progress: Progress, waiting: str) -> AsyncIterator[None]:
     """Holds a file lock. While another process has it, says `waiting` once and waits; a holder that dies lets go."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = try_lock(lock)
+    if descriptor is None:
+        async with progress.step("lock", waiting):
+            while descriptor is None:
+                await asyncio.sleep(0.5)
+                descriptor = try_lock(lock)
     try:
-        if not _taken(descriptor):
-            async with progress.step("lock", waiting):
-                while not _taken(descriptor):  # noqa: ASYNC110 - another process holds it; there is no event to wait for
-                    await asyncio.sleep(0.5)
         yield
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int) -> bool:
+def try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock until it is closed; None if another process has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -3,9 +3,12 @@
 import asyncio
 import http.client
 import socket
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 import psutil
+
+from forebay.platform.local.commands import LocalError
 
 
 async def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
@@ -38,16 +41,23 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def free_ports(first: int, count: int) -> list[int]:
-    """The next `count` ports from `first` on that nobody listens on."""
+def any_port(host: str = "127.0.0.1") -> int:
+    """A port that the kernel calls free."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def free_ports(first: int, count: int, avoid: Collection[int] = ()) -> list[int]:
+    """The next `count` ports from `first` on that nobody listens on, without those to `avoid`."""
     found: list[int] = []
     port = first
     while len(found) < count and port < 65_536:
-        if is_free(port):
+        if port not in avoid and is_free(port):
             found.append(port)
         port += 1
     if len(found) < count:
-        raise OSError(f"fewer than {count} free ports from {first} on")
+        raise LocalError(f"Fewer than {count} ports from {first} on are free. Set local.firstPort to another one.")
     return found
 
 

@@ -50,9 +50,9 @@ class Supervisor:
         """The running parts. A part that is being restarted is absent."""
         return {name: child.pid for name, child in self._children.items() if child.code is None}
 
-    @property
-    def stopping(self) -> bool:
-        return self._stop.is_set()
+    async def stop_requested(self) -> None:
+        """Returns when a stop is asked for."""
+        await self._stop.wait()
 
     def request_stop(self) -> None:
         """The first request stops in order, the second at once."""

@@ -1,0 +1,76 @@
+"""The configuration that a local Forebay runs under: what the user gave, completed with the engines started here."""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from forebay.platform.config.model import Config, Endpoint, Model, Pool, PriceVersion
+from forebay.platform.local.commands import LocalError
+from forebay.platform.local.paths import MODEL, Paths
+from forebay.platform.local.vllm import CONTEXT, Replica
+
+ALIAS = "smollm2"
+# Made-up prices of a small model, so that the first bill shows every token class.
+PRICES = (
+    PriceVersion(
+        version="local-1",
+        effective_from=datetime(2025, 1, 1, tzinfo=UTC),
+        input=Decimal("0.10"),
+        output=Decimal("0.40"),
+        cache_read=Decimal("0.02"),
+    ),
+)
+
+
+def with_local_engines(config: Config, replicas: Sequence[Replica]) -> Config:
+    """`config` with a pool of the local replicas and the model they serve. It must have no pools of its own."""
+    endpoints = tuple(
+        Endpoint(url=replica.url, name=replica.name, engine="vllm", served_model=MODEL, priority_scheduling=True)
+        for replica in replicas
+    )
+    model = Model(name=MODEL, pool="local", aliases=(ALIAS,), context_length=CONTEXT, prices=PRICES)
+    return msgspec.structs.replace(config, pools=(Pool(name="local", endpoints=endpoints),), models=(model,))
+
+
+def in_state_directory(config: Config, paths: Paths) -> Config:
+    """`config` with its state in `paths`, wherever a process that reads it is started."""
+    return msgspec.structs.replace(config, stores=msgspec.structs.replace(config.stores, state_dir=str(paths.state)))
+
+
+def write(config: Config, path: Path) -> None:
+    """As YAML that the front door reads, to this account only, since store URLs may hold passwords."""
+    plain = msgspec.to_builtins(config, builtin_types=(Decimal,))
+    text = "# Written by `forebay up` at each start; edit your own forebay.yaml instead.\n"
+    text += yaml.safe_dump(_printable(plain), sort_keys=False, allow_unicode=True, width=1000)
+    write_private(path, text)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Mode 0600 from its first byte on, and never half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+def first_model(config: Config) -> str:
+    """The shortest name of the first model that chats, for the examples that are printed."""
+    for model in config.models:
+        if "chat" in model.apis:
+            return min((model.name, *model.aliases), key=len)
+    raise LocalError("No model of the configuration answers chat completions, which the demo needs. Add one to models.")
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return format(value, "f") if isinstance(value, Decimal) else value
