@@ -2,8 +2,9 @@
 
 import asyncio
 
+import asyncpg
 from sqlalchemy import URL, make_url, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from forebay.platform.stores.daemon import StoreError
@@ -12,6 +13,8 @@ from forebay.platform.stores.urls import expand
 CONNECT_TIMEOUT = 2.0
 POOL_TIMEOUT = 2.0
 STATEMENT_TIMEOUT = 10.0
+# What a query may raise when Postgres is away, slow or broken.
+ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 _DRIVER = "postgresql+asyncpg"
 
 
