@@ -1,123 +1,250 @@
 """`forebay.yaml`, apiVersion forebay.dev/v1, as typed structs. Keys are camelCase on disk, snake_case here.
 
-Unknown keys are errors. Durations are seconds, sizes bytes, prices decimal strings per million tokens.
+Every key's description is written here once: the JSON Schema, the reference in docs/ and `config check` read it.
+`extra` carries what only they need: `expects` says what a right value looks like, `private` keeps values out of faults.
 """
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$", description="1 to 128 letters, digits or ._/:-")]
-Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+[^\s]*$", description="http:// or https://")]
+from forebay.platform.config.redact import redact
+
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$", extra={"expects": "1 to 128 letters, digits or ._/:-"})
+]
+Url = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^\s/]+[^\s]*$",
+        examples=["http://10.0.0.5:8000"],
+        extra={"expects": "an http:// or https:// URL such as http://10.0.0.5:8000"},
+    ),
+]
+EnvName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Z_][A-Z0-9_]{0,63}$",
+        examples=["ENGINE_API_KEY"],
+        extra={"expects": "the name of an environment variable (A-Z, 0-9, _), never the key itself", "private": True},
+    ),
+]
+Text = Annotated[str, Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Price = Annotated[Decimal, Meta(description="per million tokens, as a decimal string")]
+Price = Annotated[
+    Decimal, Meta(extra_json_schema={"pattern": r"^[0-9]{1,9}(\.[0-9]{1,12})?$", "minimum": 0, "maximum": 999_999_999})
+]
+Instant = Annotated[datetime, Meta(tz=True)]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
     pass
 
 
-class Server(_Section):
+class Server(_Section, frozen=True):
     """The front door's own socket and bounds."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
-    body_limit: Annotated[int, Meta(ge=1024, le=1 << 30)] = 32 << 20
-    max_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 4096
-    max_in_flight_per_project: Annotated[int, Meta(ge=1, le=100_000)] = 512
-    drain_timeout: Seconds = 30.0
+    host: Annotated[Text, Meta(description="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port; 0 picks a free one.")] = 8080
+    body_limit: Annotated[
+        int, Meta(ge=1024, le=1 << 30, description="Largest request body in bytes; beyond it the answer is 413.")
+    ] = 32 << 20
+    max_in_flight: Annotated[
+        int, Meta(ge=1, le=100_000, description="Requests served at once; beyond it the answer is 503.")
+    ] = 4096
+    max_in_flight_per_project: Annotated[
+        int, Meta(ge=1, le=100_000, description="Requests of one project served at once; beyond it the answer is 429.")
+    ] = 512
+    drain_timeout: Annotated[
+        Seconds, Meta(description="Seconds that running requests get to finish when the front door stops.")
+    ] = 30.0
 
 
-class Timeouts(_Section):
-    """Bounds on waiting for an engine. `heartbeat_after` is when a silent stream is answered 200 with comments."""
+class Timeouts(_Section, frozen=True):
+    """Bounds on waiting for an engine, in seconds."""
 
-    connect: Seconds = 2.0
-    first_byte: Seconds = 300.0
-    idle: Seconds = 120.0
-    total: Seconds = 3600.0
-    heartbeat_after: Seconds = 10.0
+    connect: Annotated[Seconds, Meta(description="Seconds to open a connection to an engine.")] = 2.0
+    first_byte: Annotated[
+        Seconds, Meta(description="Seconds until the engine's first byte, its queue included.")
+    ] = 300.0
+    idle: Annotated[Seconds, Meta(description="Seconds between two pieces of a stream.")] = 120.0
+    total: Annotated[Seconds, Meta(description="Seconds for one attempt from dispatch to its end.")] = 3600.0
+    heartbeat_after: Annotated[
+        Seconds, Meta(description="Seconds of silence after which a stream is answered 200 and kept alive by comments.")
+    ] = 10.0
 
 
-class Stores(_Section):
-    """`embedded` runs Postgres and Valkey from wheels inside `state_dir`; otherwise a URL.
+class Stores(_Section, frozen=True):
+    """Where Forebay keeps what it knows.
 
-    URLs may hold `${NAME}`, read from the environment, so that passwords stay out of the file.
+    `embedded` runs Postgres and Valkey from wheels inside `stateDir`; otherwise a URL. URLs may hold `${NAME}`, read
+    from the environment, so that passwords stay out of the file.
     """
 
-    postgres: str = "embedded"
-    valkey: str = "embedded"
-    state_dir: str = ".forebay"
-    spool_limit_bytes: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
-    checkpoint_every: Seconds = 1.0
-    key_cache_staleness: Seconds = 300.0  # how long known keys are honoured while Postgres is away
+    postgres: Annotated[
+        Text,
+        Meta(
+            description="`embedded` or a postgresql:// URL: tenants, keys and the ledger.",
+            examples=["postgresql://forebay:${PGPASSWORD}@db.internal:5432/forebay"],
+            extra={"private": True},
+        ),
+    ] = "embedded"
+    valkey: Annotated[
+        Text,
+        Meta(
+            description="`embedded` or a valkey:// URL (valkeys:// for TLS): what replicas share for a moment.",
+            examples=["valkeys://:${VALKEY_PASSWORD}@cache.internal:6379/0"],
+            extra={"private": True},
+        ),
+    ] = "embedded"
+    state_dir: Annotated[
+        Text,
+        Meta(description="Directory of spool, created secrets and embedded stores; relative to where Forebay starts."),
+    ] = ".forebay"
+    spool_limit_bytes: Annotated[
+        int, Meta(ge=1 << 20, description="Bytes of usage records kept locally while Postgres is away.")
+    ] = 4 << 30
+    checkpoint_every: Annotated[
+        Seconds, Meta(description="Seconds between checkpoints of a running attempt's usage.")
+    ] = 1.0
+    key_cache_staleness: Annotated[
+        Seconds, Meta(description="Seconds for which known keys are honoured while Postgres is away.")
+    ] = 300.0
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        values = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return [(name, redact(value) if isinstance(value, str) else value) for name, value in values]
+
+    def __repr__(self) -> str:
+        return f"Stores({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-class Secrets(_Section):
-    """Files, one secret a line in the form `id:base64`, newest first. Missing files under stateDir are created.
+class Secrets(_Section, frozen=True):
+    """Files with one secret a line in the form `id:base64`, newest first. Unset, they are created under `stateDir`."""
 
-    `key_hash`: hash keys under the first, recognise keys under any. `cache_salt`: derives each project's salt.
-    """
-
-    key_hash: str | None = None
-    cache_salt: str | None = None
-
-
-class Endpoint(_Section):
-    """One engine server. `served_model` is its own name for the model (default: the model's name in the catalogue)."""
-
-    url: Url
-    name: Name | None = None
-    engine: Literal["vllm", "sglang", "openai"] = "vllm"
-    served_model: str | None = None
-    api_key_env: str | None = None  # environment variable holding the engine's own key
-    priority_scheduling: bool = False  # the engine runs with --scheduling-policy priority
+    key_hash: Annotated[
+        Text | None,
+        Meta(
+            description="File of secrets that hash API keys: new keys under the first, known keys under any.",
+            extra={"private": True},
+        ),
+    ] = None
+    cache_salt: Annotated[
+        Text | None,
+        Meta(
+            description="File of secrets whose first derives the salt of each project's prefix cache.",
+            extra={"private": True},
+        ),
+    ] = None
 
 
-class Pool(_Section):
-    name: Name
-    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1)]
+class Endpoint(_Section, frozen=True):
+    """One engine server."""
+
+    url: Annotated[Url, Meta(description="Base URL, without /v1.")]
+    name: Annotated[Name | None, Meta(description="Name in logs and usage records; unset, its host and port.")] = None
+    engine: Annotated[
+        Literal["vllm", "sglang", "openai"],
+        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server."),
+    ] = "vllm"
+    served_model: Annotated[
+        Text | None, Meta(description="The engine's own name for the model; unset, the model's name in the catalogue.")
+    ] = None
+    api_key_env: Annotated[
+        EnvName | None, Meta(description="Environment variable that holds the engine's own key.")
+    ] = None
+    priority_scheduling: Annotated[
+        bool, Meta(description="The engine runs with --scheduling-policy priority.")
+    ] = False
 
 
-class PriceVersion(_Section):
-    """Immutable once used; a new price is a new version. Cached and written input default to the input price."""
+class Pool(_Section, frozen=True):
+    """The engine replicas of one model."""
 
-    version: Name
-    effective_from: datetime
-    input: Price
-    output: Price
-    cache_read: Price | None = None
-    cache_write: Price | None = None
+    name: Annotated[Name, Meta(description="Name that models refer to.")]
+    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1, description="Its engine servers.")]
 
 
-class Model(_Section):
-    """A catalogue entry. Prices may be empty: usage is then recorded and costs nothing."""
+class PriceVersion(_Section, frozen=True):
+    """Prices per million tokens, as decimal strings. Immutable once used; a new price is a new version."""
 
-    name: Name
-    pool: Name
-    aliases: tuple[Name, ...] = ()
-    context_length: Annotated[int, Meta(ge=1)] | None = None
-    apis: tuple[Literal["chat", "completions", "embeddings"], ...] = ("chat", "completions")
-    prices: tuple[PriceVersion, ...] = ()
-    owned_by: str = "forebay"
+    version: Annotated[Name, Meta(description="Name of this version, unique in its model; usage records carry it.")]
+    effective_from: Annotated[
+        Instant,
+        Meta(
+            description="Instant with a time zone from which it applies, until the next version does.",
+            examples=["2026-01-01T00:00:00Z"],
+        ),
+    ]
+    input: Annotated[Price, Meta(description="A million uncached input tokens.", examples=["0.15"])]
+    output: Annotated[Price, Meta(description="A million output tokens, reasoning included.", examples=["0.60"])]
+    cache_read: Annotated[
+        Price | None, Meta(description="A million input tokens found in the cache; unset, the input price.")
+    ] = None
+    cache_write: Annotated[
+        Price | None, Meta(description="A million input tokens written to the cache; unset, the input price.")
+    ] = None
 
 
-class LocalEngines(_Section):
+class Model(_Section, frozen=True):
+    """A catalogue entry."""
+
+    name: Annotated[Name, Meta(description="Public name, as tenants write it in `model`.")]
+    pool: Annotated[Name, Meta(description="Name of the pool that serves it.")]
+    aliases: Annotated[
+        tuple[Name, ...], Meta(description="Further public names. Names and aliases are unique across all models.")
+    ] = ()
+    context_length: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Most tokens of input and output together; unset, the engine decides."),
+    ] = None
+    apis: Annotated[
+        tuple[Literal["chat", "completions", "embeddings"], ...], Meta(min_length=1, description="APIs it answers.")
+    ] = ("chat", "completions")
+    prices: Annotated[
+        tuple[PriceVersion, ...], Meta(description="Price versions; none: usage is recorded and costs nothing.")
+    ] = ()
+    owned_by: Annotated[Text, Meta(description="`owned_by` in the list of models.")] = "forebay"
+
+
+class LocalEngines(_Section, frozen=True):
     """What `forebay up` runs beside the platform when no pool is configured."""
 
-    replicas: Annotated[int, Meta(ge=1, le=16)] = 2
-    first_port: Annotated[int, Meta(ge=1024, le=65_000)] = 9101
-    kv_cache_gib: Annotated[int, Meta(ge=1, le=64)] = 1
+    replicas: Annotated[int, Meta(ge=1, le=16, description="Engines to start.")] = 2
+    first_port: Annotated[
+        int, Meta(ge=1024, le=65_000, description="Port of the first engine; the others follow it.")
+    ] = 9101
+    kv_cache_gib: Annotated[int, Meta(ge=1, le=64, description="GiB of memory for each engine's KV cache.")] = 1
 
 
-class Config(_Section):
-    api_version: Literal["forebay.dev/v1"] = "forebay.dev/v1"
-    server: Server = field(default_factory=Server)
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    stores: Stores = field(default_factory=Stores)
-    secrets: Secrets = field(default_factory=Secrets)
-    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
-    pools: tuple[Pool, ...] = ()
-    models: tuple[Model, ...] = ()
-    local: LocalEngines = field(default_factory=LocalEngines)
+class Config(_Section, frozen=True):
+    """The configuration of a Forebay front door."""
+
+    api_version: Annotated[Literal["forebay.dev/v1"], Meta(description="Version of this format.")] = "forebay.dev/v1"
+    server: Annotated[Server, Meta(description="The front door's own socket and bounds.")] = field(
+        default_factory=Server
+    )
+    timeouts: Annotated[Timeouts, Meta(description="Bounds on waiting for an engine.")] = field(
+        default_factory=Timeouts
+    )
+    stores: Annotated[Stores, Meta(description="Postgres, Valkey and local state.")] = field(
+        default_factory=Stores
+    )
+    secrets: Annotated[Secrets, Meta(description="Files of secrets.")] = field(
+        default_factory=Secrets
+    )
+    currency: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Z]{3}$",
+            description="ISO 4217 code of all prices.",
+            extra={"expects": "three capital letters such as USD"},
+        ),
+    ] = "USD"
+    pools: Annotated[tuple[Pool, ...], Meta(description="Engine replicas, by pool.")] = ()
+    models: Annotated[tuple[Model, ...], Meta(description="The catalogue.")] = ()
+    local: Annotated[LocalEngines, Meta(description="Engines that `forebay up` starts.")] = field(
+        default_factory=LocalEngines
+    )

@@ -1,0 +1,132 @@
+"""What must hold between the values of a configuration, beyond each value's own type.
+
+Every rule takes the decoded data, in which None is a value that is absent or was faulty, and adds to the report.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from forebay.platform.config import urls
+from forebay.platform.config.faults import Path, Report
+from forebay.platform.config.nearest import meant
+
+Data = dict[str, Any]
+
+
+def judge(data: Data, report: Report, environ: Mapping[str, str]) -> None:
+    """Every rule, in the order of the document."""
+    limits(data["server"], report)
+    timeouts(data["timeouts"], report)
+    urls.stores(data["stores"], report, environ)
+    pools(data, report, environ)
+    catalogue(data, report)
+    for i, model in items(data["models"]):
+        prices(model, ("models", i), report)
+    local_ports(data, report)
+
+
+def limits(server: Data | None, report: Report) -> None:
+    if server and _over(server["maxInFlightPerProject"], server["maxInFlight"]):
+        project, everyone = server["maxInFlightPerProject"], server["maxInFlight"]
+        path = report.given(("server", "maxInFlightPerProject"), ("server", "maxInFlight"))
+        problem = f"maxInFlightPerProject ({project}) exceeds maxInFlight ({everyone})"
+        report.fault(path, problem, f"set maxInFlightPerProject to at most {everyone}")
+
+
+def timeouts(given: Data | None, report: Report) -> None:
+    orders = [
+        ("connect", "firstByte", False, "connecting is a part of it"),
+        ("firstByte", "total", True, "total bounds the whole attempt"),
+        ("idle", "total", True, "total bounds the whole attempt"),
+    ]
+    for low, high, equal, why in orders if given else []:
+        assert given is not None
+        below, above = given[low], given[high]
+        if _over(below, above) or (not equal and below is not None and below == above):
+            path = report.given(("timeouts", low), ("timeouts", high))
+            problem = f"{low} ({below:g} s) is not {'within' if equal else 'below'} {high} ({above:g} s)"
+            report.fault(path, problem, f"lower {low} or raise {high}: {why}")
+    if given and _over(given["heartbeatAfter"], given["firstByte"]):
+        path = report.given(("timeouts", "heartbeatAfter"), ("timeouts", "firstByte"))
+        problem = f"no heartbeat is ever sent before firstByte ({given['firstByte']:g} s) ends the wait"
+        report.fault(path, problem, "set heartbeatAfter below firstByte", warning=True)
+
+
+def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
+    unique(report, ((("pools", i, "name"), pool["name"]) for i, pool in items(data["pools"])), "pool")
+    for i, pool in items(data["pools"]):
+        for j, endpoint in items(pool["endpoints"]):
+            urls.endpoint(endpoint, ("pools", i, "endpoints", j), report)
+            _engine_options(endpoint, ("pools", i, "endpoints", j), report, environ)
+        here = [(("pools", i, "endpoints", j), endpoint) for j, endpoint in items(pool["endpoints"])]
+        unique(report, (((*path, "url"), endpoint["url"]) for path, endpoint in here), "URL")
+        unique(report, (((*path, "name"), endpoint["name"]) for path, endpoint in here), "endpoint")
+
+
+def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    variable = endpoint["apiKeyEnv"]
+    if variable and not environ.get(variable):
+        fix = "set it where Forebay starts"
+        report.fault((*path, "apiKeyEnv"), f"the variable {variable} is not set here", fix, warning=True)
+    if endpoint["priorityScheduling"] and endpoint["engine"] == "openai":
+        problem = "engine openai has no priorities"
+        report.fault((*path, "priorityScheduling"), problem, "set engine to vllm or sglang, or remove the key")
+
+
+def catalogue(data: Data, report: Report) -> None:
+    models = items(data["models"])
+    names = [(("models", i, "name"), model["name"]) for i, model in models]
+    aliases = [
+        (("models", i, "aliases", j), alias) for i, model in models for j, alias in enumerate(model["aliases"] or ())
+    ]
+    unique(report, [*names, *aliases], "model name")
+    known = [pool["name"] for _, pool in items(data["pools"])]
+    sound = data["pools"] is not None and None not in known
+    for i, model in models:
+        unique(report, ((("models", i, "apis", j), api) for j, api in enumerate(model["apis"] or ())), "API")
+        if sound and model["pool"] is not None and model["pool"] not in known:
+            fix = f"the pools are {', '.join(known[:8])}" if known else "add it under pools"
+            fix = meant(model["pool"], known) or fix
+            report.fault(("models", i, "pool"), f"there is no pool '{model['pool']}'", fix)
+    used = {model["pool"] for _, model in models}
+    for i, pool in items(data["pools"]):
+        if sound and pool["name"] not in used and used <= set(known):
+            fix = "name it as the pool of a model, or remove it"
+            report.fault(("pools", i), f"no model uses pool '{pool['name']}'", fix, warning=True)
+
+
+def prices(model: Data, path: Path, report: Report) -> None:
+    versions = [((*path, "prices", i), version) for i, version in items(model["prices"])]
+    unique(report, (((*at, "version"), version["version"]) for at, version in versions), "price version")
+    unique(report, (((*at, "effectiveFrom"), version["effectiveFrom"]) for at, version in versions), "effective date")
+
+
+def local_ports(data: Data, report: Report) -> None:
+    """Engines that `forebay up` would start must leave the front door its port."""
+    local, server = data["local"], data["server"]
+    if data["pools"] or not local or not server or None in (local["firstPort"], local["replicas"], server["port"]):
+        return
+    last = local["firstPort"] + local["replicas"] - 1
+    if local["firstPort"] <= server["port"] <= last:
+        path = report.given(("local", "firstPort"), ("server", "port"))
+        problem = f"the local engines take ports {local['firstPort']} to {last}, and the front door {server['port']}"
+        report.fault(path, problem, "move one of them")
+
+
+def items(entries: Iterable[Data | None] | None) -> list[tuple[int, Data]]:
+    """The sound entries of a list with their places."""
+    return [(i, entry) for i, entry in enumerate(entries or ()) if entry is not None]
+
+
+def unique(report: Report, pairs: Iterable[tuple[Path, Any]], what: str) -> None:
+    seen: dict[Any, Path] = {}
+    for path, value in pairs:
+        if value in seen:
+            first = report.line(seen[value])
+            report.fault(path, f"{what} '{value}' is taken, first in line {first}", "give each its own")
+        elif value is not None:
+            seen[value] = path
+
+
+def _over(low: float | None, high: float | None) -> bool:
+    return low is not None and high is not None and low > high
