@@ -10,6 +10,11 @@ from typing import Any
 
 import msgspec
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None  # type: ignore[assignment]
+
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -59,12 +64,8 @@ async def serve(settings: Settings, host: str, port: int) -> None:
 
 def main() -> None:
     settings, host, port = parse(sys.argv[1:])
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serve(settings, host, port))
-    else:
-        uvloop.run(serve(settings, host, port))
+    run = asyncio.run if uvloop is None else uvloop.run
+    run(serve(settings, host, port))
 
 
 if __name__ == "__main__":

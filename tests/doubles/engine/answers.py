@@ -69,7 +69,9 @@ class WholeAnswer:
 class StreamAnswer:
     """Frames as tokens come. While the client does not read, tokens gather and leave in one frame, as vLLM's do."""
 
-    def __init__(self, connection: Connection, job: Job, sequences: list[Sequence], drop: Drop, made: frames.StreamFrames) -> None:
+    def __init__(
+        self, connection: Connection, job: Job, sequences: list[Sequence], drop: Drop, made: frames.StreamFrames
+    ) -> None:
         self._connection = connection
         self._write = connection.transport.write
         self._job = job

@@ -13,7 +13,9 @@ FAILED = "Internal server error"
 class WireError(Exception):
     """An answer other than success, in vLLM's shape: the code is the HTTP status as a number."""
 
-    def __init__(self, message: str, *, status: int = 400, type_: str = "BadRequestError", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, type_: str = "BadRequestError", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
@@ -41,8 +43,8 @@ def malformed(kind: str, loc: str, message: str, given: object, ctx: str = "") -
     """What pydantic says of a body that does not have the right shape."""
     if isinstance(given, (list, dict)):
         given = f"<{type(given).__name__} of {len(given)} items>"
-    text = f"1 validation error:\n  {{'type': '{kind}', 'loc': '{loc}', 'msg': '{message}', 'input': {str(given)!r}{ctx}}}"
-    return WireError(text, type_="Bad Request", param=loc)
+    fields = f"'type': '{kind}', 'loc': '{loc}', 'msg': '{message}', 'input': {str(given)!r}{ctx}"
+    return WireError(f"1 validation error:\n  {{{fields}}}", type_="Bad Request", param=loc)
 
 
 def of_status(status: int, message: str | None = None) -> WireError:

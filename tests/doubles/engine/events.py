@@ -22,6 +22,7 @@ class EventPublisher:
         self._topic = topic.encode()
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=steps)
         self._next = 0
+        self._losing = 0
         self._pack = msgspec.msgpack.Encoder()
         self._task: asyncio.Task[None] | None = None
 
@@ -41,12 +42,15 @@ class EventPublisher:
     def publish(self, events: list[Event]) -> None:
         payload = self._pack.encode([time.time(), events, 0])
         self._sent.append((self._next, payload))
-        self._pub.send_multipart((self._topic, self._next.to_bytes(8, "big"), payload))
+        if self._losing:
+            self._losing -= 1
+        else:
+            self._pub.send_multipart((self._topic, self._next.to_bytes(8, "big"), payload))
         self._next += 1
 
-    def skip(self, count: int = 1) -> None:
-        """Lose the next `count` batches on the wire; the replay keeps no trace of them either."""
-        self._next += count
+    def lose(self, count: int = 1) -> None:
+        """The next `count` batches never reach the subscribers; the replay has them."""
+        self._losing += count
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -43,7 +43,8 @@ class StreamFrames:
         if job.chat:
             self._mid = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
         else:
-            self._mid = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+            self._mid = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,'
+            self._mid += b'"token_ids":null}]'
         if job.continuous:
             self._mids = [self._mid + b',"usage":{"prompt_tokens":%d,"total_tokens":' % len(p) for p in job.prompts]
         self._tail = b',"completion_tokens_details":null}}\n\n' if job.chat else b"}}\n\n"
@@ -88,7 +89,7 @@ class StreamFrames:
         return self._close(sequence, body, stamp=False)
 
     def usage(self, sequences: Many[Sequence], first: Sequence | None) -> bytes:
-        """The last frame, with totals. `first` is the sequence that answered first, of which vLLM takes the cached tokens."""
+        """The last frame, with totals. vLLM takes the cached tokens of `first`, the sequence that answered first."""
         prompt = sum(map(len, self._job.prompts))
         done = sum(sequence.generated for sequence in sequences)
         usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (prompt, prompt + done, done)
@@ -137,7 +138,14 @@ def finish_of(sequence: Sequence) -> bytes:
 
 
 def whole(
-    job: Job, sequences: Many[Sequence], model: str, created: int, *, details: bool, usage: str | None, call_ids: Many[str]
+    job: Job,
+    sequences: Many[Sequence],
+    model: str,
+    created: int,
+    *,
+    details: bool,
+    usage: str | None = None,
+    call_ids: Many[str] = (),
 ) -> bytes:
     """An answer that is not streamed. `usage` "zero" or "missing" for the faults of those names."""
     prompt = sum(map(len, job.prompts))
@@ -176,7 +184,7 @@ def whole(
 
 def _choice(job: Job, sequence: Sequence, call_ids: Many[str]) -> dict[str, Any]:
     text = bytes(sequence.text).decode()
-    logprobs = msgspec.Raw(logprobs_of(job, [bytes(sequence.text)], 0)) if job.logprobs is not None else None
+    logprobs = msgspec.Raw(logprobs_of(job, sequence.pieces, 0)) if job.logprobs is not None else None
     ids = sequence.tokens[sequence.prompt_length :] if job.token_ids else None
     end = {"logprobs": logprobs, "finish_reason": finish_of(sequence).decode(), "stop_reason": sequence.stop_reason}
     if not job.chat:
@@ -200,8 +208,8 @@ def logprobs_of(job: Job, pieces: Many[bytes], start: int) -> bytes:
     if not job.chat:
         offsets = [start + sum(map(len, texts[:i])) for i in range(len(texts))]
         tops = [{text: _LOGPROB} if count else {} for text in texts]
-        columns = {"text_offset": offsets, "token_logprobs": [_LOGPROB] * len(texts), "tokens": texts, "top_logprobs": tops}
-        return msgspec.json.encode(columns)
+        columns = {"text_offset": offsets, "token_logprobs": [_LOGPROB] * len(texts), "tokens": texts}
+        return msgspec.json.encode(columns | {"top_logprobs": tops})
     content = []
     for text, piece in zip(texts, pieces, strict=True):
         item: dict[str, Any] = {"token": text, "logprob": _LOGPROB, "bytes": list(piece)}

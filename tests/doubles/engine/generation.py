@@ -55,12 +55,10 @@ class Sequence:
         "_natural",
         "_script",
         "allocation",
-        "answered",
         "arrived",
         "created_cache",
         "finish_reason",
         "generated",
-        "held",
         "hit",
         "index",
         "job",
@@ -68,6 +66,7 @@ class Sequence:
         "limit",
         "number",
         "owner",
+        "pieces",
         "prompt_length",
         "sent",
         "started",
@@ -85,6 +84,8 @@ class Sequence:
         self.limit = job.limits[number]
         self.generated = 0
         self.text = bytearray()
+        self.pieces: list[bytes] = []
+        """The text of each token, kept only for log probabilities."""
         self.sent = 0
         """Bytes of text handed out so far."""
         self.finish_reason: str | None = None
@@ -94,8 +95,6 @@ class Sequence:
         self.allocation: Allocation | None = None
         self.owner: Any = None
         self.arrived = self.started = self.last_at = 0.0
-        self.answered = False
-        self.held: list[tuple[int, bytes]] = []
         self._choice = choice
         self._natural = None if natural is None or job.ignore_eos else max(natural - job.begun, 1)
         self._held_back = max((len(text) for text in job.stop), default=1) - 1
@@ -112,6 +111,8 @@ class Sequence:
         token, piece = self._next()
         self.tokens.append(token)
         self.generated += 1
+        if self.job.logprobs is not None:
+            self.pieces.append(piece)
         if token == END and not self.job.ignore_eos:
             self.finish_reason = "stop"
             return self._release(everything=True)

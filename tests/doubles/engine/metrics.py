@@ -1,7 +1,7 @@
 """Counters and histograms under vLLM's names, and their text. Pure."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 _BETWEEN = (
@@ -76,6 +76,7 @@ class Metrics:
 
     def _counters(self) -> Iterator[str]:
         computed = self.prompt_tokens - self.cached_tokens
+        rejected = (("reqs", self.rejected), ("tokens", 0))
         by_source = zip(_SOURCES, (computed, self.cached_tokens, 0), strict=True)
         for name, values in {
             "prefix_cache_queries": [("", self.prefix_queries)],
@@ -86,7 +87,7 @@ class Metrics:
             "prompt_tokens_cached": [("", self.cached_tokens)],
             "generation_tokens": [("", self.generation_tokens)],
             "request_success": [(f'finished_reason="{reason}"', n) for reason, n in self.succeeded.items()],
-            "admission_rejections": [('reason="max_num_queued_reqs"', self.rejected), ('reason="max_num_queued_tokens"', 0)],
+            "admission_rejections": [(f'reason="max_num_queued_{what}"', n) for what, n in rejected],
         }.items():
             with_engine = name != "admission_rejections"
             yield from self._family(f"{name}_total", "counter", values, engine=with_engine)
@@ -105,11 +106,13 @@ class Metrics:
             yield from self._samples(f"{name}_sum", [("", histogram.total)])
             yield from self._family(f"{name}_created", "gauge", [("", self._created)])
 
-    def _family(self, name: str, kind: str, values: list[tuple[str, float]], *, engine: bool = True) -> Iterator[str]:
+    def _family(
+        self, name: str, kind: str, values: Sequence[tuple[str, float]], *, engine: bool = True
+    ) -> Iterator[str]:
         yield f"# TYPE vllm:{name} {kind}"
         yield from self._samples(name, values, engine=engine)
 
-    def _samples(self, name: str, values: list[tuple[str, float]], *, engine: bool = True) -> Iterator[str]:
+    def _samples(self, name: str, values: Sequence[tuple[str, float]], *, engine: bool = True) -> Iterator[str]:
         """Labels stand in alphabetical order, as prometheus_client prints them."""
         for label, value in values:
             labels = [*(['engine="0"'] if engine else []), f'model_name="{self._model}"', *([label] if label else [])]

@@ -1,6 +1,7 @@
 """HTTP/1.1 on one socket: requests in, bytes out, and word of a client that leaves."""
 
 import asyncio
+import os
 import socket
 import struct
 import time
@@ -13,6 +14,8 @@ import httptools
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ndate: %b\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+_STREAM_HEAD += b"vary: Origin\r\n"
+_VARY = b"vary: Origin\r\n"
 _INVALID = b"Invalid HTTP request received."
 
 
@@ -28,6 +31,20 @@ class Request:
         self.body = b""
         self.keep_alive = True
         self.received = 0.0
+
+    def request_id(self, body: dict[str, Any]) -> str:
+        """The id given by header or body, or a new one; vLLM puts `chatcmpl-` or `cmpl-` before it."""
+        return str(self.headers.get("x-request-id") or body.get("request_id") or os.urandom(8).hex())
+
+    def shown(self) -> dict[str, Any]:
+        """As GET /_double/requests shows it."""
+        return {
+            "method": self.method,
+            "path": self.path,
+            "headers": self.headers,
+            "received": self.received,
+            "body": self.body.decode("utf-8", "replace"),
+        }
 
 
 class Answer(Protocol):
@@ -142,15 +159,21 @@ class Connection(asyncio.Protocol):
 
     # For answers
     def respond(
-        self, status: int, body: bytes, content_type: bytes = b"application/json", *, extra: bytes = b"", length: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        *,
+        extra: bytes = b"",
+        length: int | None = None,
     ) -> None:
         """A whole answer. `extra` are further header lines; `length` overrides the content-length."""
         kind = b"content-type: %b\r\n" % content_type if content_type else b""
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ndate: %b\r\nserver: uvicorn\r\n%bcontent-length: %d\r\n%b%b\r\n%b"
             % (
-                status, _REASONS.get(status, b""), _clock.date(), extra, len(body) if length is None else length, kind,
-                self._closing(), body,
+                status, _REASONS.get(status, b""), _clock.date(), extra, len(body) if length is None else length,
+                kind + _VARY, self._closing(), body,
             )
         )  # fmt: skip
         self.finish()

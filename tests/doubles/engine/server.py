@@ -1,7 +1,6 @@
 """The double itself: routes, the ticker that drives the scheduler, and its life."""
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tests.doubles.engine import frames, tokens
+from tests.doubles.engine import frames
 from tests.doubles.engine.answers import StreamAnswer, WholeAnswer
 from tests.doubles.engine.cache import PrefixCache
 from tests.doubles.engine.errors import BUSY, DEAD, WireError, of_status
@@ -19,13 +18,13 @@ from tests.doubles.engine.faults import Fault, FaultSet
 from tests.doubles.engine.generation import Job, Sequence
 from tests.doubles.engine.metrics import Metrics
 from tests.doubles.engine.protocol import Connection, Request
+from tests.doubles.engine.routes import Routes
 from tests.doubles.engine.scheduler import Scheduler
 from tests.doubles.engine.settings import Settings
 from tests.doubles.engine.validation import parse_body, parse_chat, parse_completion
 
 _NOT_FOUND = b'{"detail":"Not Found"}'
 _NOT_ALLOWED = b'{"detail":"Method Not Allowed"}'
-_SCALE_OUT = "This endpoint requires --enable-scale-out"
 
 Handler = Callable[[Request, Connection, Fault | None], None]
 
@@ -33,7 +32,9 @@ Handler = Callable[[Request, Connection, Fault | None], None]
 class EngineDouble:
     """An engine on a port of its own. `async with EngineDouble(token_seconds=0.01) as engine: engine.url`."""
 
-    def __init__(self, settings: Settings | None = None, *, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, settings: Settings | None = None, *, host: str = "127.0.0.1", port: int = 0, **changes: Any
+    ) -> None:
         self.settings = msgspec.structs.replace(settings or Settings(), **changes)
         if self.settings.cache_blocks * self.settings.block_size < self.settings.max_model_len:
             raise ValueError("the cache cannot hold max_model_len tokens: raise cache_blocks or lower max_model_len")
@@ -44,7 +45,10 @@ class EngineDouble:
             self.settings.cache_blocks, self.settings.block_size, announce=self.settings.kv_events is not None
         )
         self.metrics = Metrics(
-            self.settings.model, block_size=self.settings.block_size, blocks=self.settings.cache_blocks, created=time.time()
+            self.settings.model,
+            block_size=self.settings.block_size,
+            blocks=self.settings.cache_blocks,
+            created=time.time(),
         )
         self.scheduler = Scheduler(self.settings, self.cache, self.metrics)
         self.events: EventPublisher | None = None
@@ -60,21 +64,9 @@ class EngineDouble:
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completion,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/health"): self._empty,
-            ("GET", "/ping"): self._empty,
-            ("GET", "/metrics"): self._metrics_text,
-            ("GET", "/version"): self._version,
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/inference/v1/abort_requests"): self._abort,
-            ("POST", "/reset_prefix_cache"): self._reset,
-            ("POST", "/_double/faults"): self._add_faults,
-            ("GET", "/_double/faults"): self._list_faults,
-            ("DELETE", "/_double/faults"): self._clear_faults,
-            ("GET", "/_double/requests"): self._list_requests,
+            **Routes(self).table(),
         }
-        if self.settings.embeddings:
-            self._routes["POST", "/v1/embeddings"] = self._embeddings
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -91,6 +83,8 @@ class EngineDouble:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
         await self.refuse()
         if self._timer is not None:
             self._timer.cancel()
@@ -114,6 +108,23 @@ class EngineDouble:
             self._server.close()
             self._server = None
             await asyncio.sleep(0)
+
+    def refuse_for(self, seconds: float | None) -> None:
+        """`refuse`, and `listen` again after `seconds`."""
+        task = self._loop.create_task(self._refuse_for(seconds))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refuse_for(self, seconds: float | None) -> None:
+        await self.refuse()
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            await self.listen()
+
+    def clear_cache(self) -> None:
+        """Forget every cached block, unless requests run."""
+        self.cache.clear()
+        self._publish()
 
     async def drain(self) -> None:
         """vLLM's SIGTERM with --shutdown-timeout: new requests get 500, running ones finish. Returns when none runs."""
@@ -205,11 +216,11 @@ class EngineDouble:
     # Generation
     def _chat(self, request: Request, connection: Connection, fault: Fault | None) -> None:
         body = parse_body(request.body, request.headers.get("content-type", ""))
-        self._submit(parse_chat(body, self.settings, _request_id(request, body)), connection, fault)
+        self._submit(parse_chat(body, self.settings, request.request_id(body)), connection, fault)
 
     def _completion(self, request: Request, connection: Connection, fault: Fault | None) -> None:
         body = parse_body(request.body, request.headers.get("content-type", ""))
-        self._submit(parse_completion(body, self.settings, _request_id(request, body)), connection, fault)
+        self._submit(parse_completion(body, self.settings, request.request_id(body)), connection, fault)
 
     def _submit(self, job: Job, connection: Connection, fault: Fault | None) -> None:
         if self.draining:
@@ -304,107 +315,6 @@ class EngineDouble:
             events, self.cache.events = self.cache.events, []
             if self.events is not None:
                 self.events.publish(events)
-
-    # Other routes
-    def _empty(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        connection.respond(200, b"", b"")
-
-    def _version(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        connection.respond(200, b'{"version":"0.32.0"}')
-
-    def _models(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        created = int(time.time())
-        permission = {
-            "id": "modelperm-" + os.urandom(8).hex(), "object": "model_permission", "created": created,
-            "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False,
-            "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
-        }  # fmt: skip
-        card = {
-            "id": self.settings.model, "object": "model", "created": created, "owned_by": "vllm", "root": self.settings.model,
-            "parent": None, "max_model_len": self.settings.max_model_len, "permission": [permission],
-        }  # fmt: skip
-        connection.respond(200, msgspec.json.encode({"object": "list", "data": [card]}))
-
-    def _metrics_text(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        metrics, scheduler = self.metrics, self.scheduler
-        metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.queued)
-        metrics.cache_usage = self.cache.usage
-        connection.respond(200, metrics.text(), b"text/plain; version=1.0.0; charset=utf-8")
-
-    def _tokenize(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        body = parse_body(request.body, request.headers.get("content-type", ""))
-        if isinstance(body.get("messages"), list):
-            ids = tokens.encode_chat(
-                body["messages"],
-                open_turn=body.get("add_generation_prompt", True) is not False,
-                continue_last=bool(body.get("continue_final_message")),
-            )[0]
-        else:
-            ids = tokens.encode(str(body.get("prompt", "")))
-        answer = {"count": len(ids), "max_model_len": self.settings.max_model_len, "tokens": ids, "token_strs": None}
-        connection.respond(200, msgspec.json.encode(answer))
-
-    def _embeddings(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        body = parse_body(request.body, request.headers.get("content-type", ""))
-        given = body.get("input", "")
-        inputs = [given] if isinstance(given, str) else [str(each) for each in given]
-        answer = frames.embeddings(self.settings.model, inputs, int(time.time()), _request_id(request, body))
-        connection.respond(200, answer)
-
-    def _abort(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        if not self.settings.scale_out:
-            raise WireError(_SCALE_OUT, status=403, type_="Forbidden")
-        try:
-            ids = msgspec.json.decode(request.body).get("request_ids")
-        except msgspec.DecodeError as error:
-            raise WireError(f"JSON decode error: {error}", type_="Bad Request") from None
-        if ids is None:
-            raise WireError("Missing 'request_ids' in request body", type_="Bad Request")
-        connection.respond(200, b"", b"")
-        self.abort([ids] if isinstance(ids, str) else ids)
-
-    def _reset(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        self.cache.clear()
-        self._publish()
-        connection.respond(200, b"", b"")
-
-    # The double's own routes
-    def _add_faults(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        try:
-            added = self.faults.add(request.body)
-        except msgspec.ValidationError as error:
-            raise WireError(str(error)) from None
-        self._list_faults(request, connection, fault)
-        for each in added:
-            if each.kind == "refuse":
-                task = self._loop.create_task(self._refuse_for(each.seconds))
-                self._refusing = task
-
-    async def _refuse_for(self, seconds: float | None) -> None:
-        await self.refuse()
-        if seconds is not None:
-            await asyncio.sleep(seconds)
-            await self.listen()
-
-    def _list_faults(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        connection.respond(200, msgspec.json.encode(self.faults.faults))
-
-    def _clear_faults(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        self.faults.clear()
-        connection.respond(200, b"[]")
-
-    def _list_requests(self, request: Request, connection: Connection, fault: Fault | None) -> None:
-        seen = [
-            {"method": each.method, "path": each.path, "headers": each.headers, "received": each.received,
-             "body": each.body.decode("utf-8", "replace")}
-            for each in self.requests
-        ]  # fmt: skip
-        connection.respond(200, msgspec.json.encode(seen))
-
-
-def _request_id(request: Request, body: dict[str, Any]) -> str:
-    given = request.headers.get("x-request-id")
-    return str(given or body.get("request_id") or os.urandom(8).hex())
 
 
 def _abort_id(sequence: Sequence) -> str:

@@ -12,13 +12,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 8192
     block_size: int = 32
     cache_blocks: int = 2048
-    """KV capacity in blocks. A request that can never fit is refused, so keep it above max_model_len / block_size."""
+    """KV capacity in blocks, at least max_model_len / block_size."""
     prefill_rate: float = 0.0
     """Prompt tokens a second, one prompt after another; cached tokens cost nothing."""
     token_seconds: float = 0.0
     """Between two tokens of one answer. The first comes with the end of the prefill."""
     tick_seconds: float = 0.001
-    """Streams due within one tick are written together. As long as `token_seconds`, it imitates a real engine's step."""
+    """Streams due within one tick are written together. Set to `token_seconds`, it imitates a real engine's step."""
     max_running: int = 256
     max_queued: int | None = None
     """`--max-num-queued-reqs`: more in flight than this answers 503."""

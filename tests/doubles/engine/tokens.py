@@ -1,9 +1,9 @@
 """A deterministic tokenizer without a model. Pure.
 
-A text is cut into pieces: a word of at most 12 letters with the one space before it, a run of other characters with the
-space before it, or a run of white space. A piece's id is a hash of it. A message is BEGIN, its role's token, its text's
-pieces, END, NEWLINE; an open assistant turn is BEGIN, ASSISTANT. So a conversation's next turn begins with the tokens of
-this turn and its answer, as under a real chat template.
+A text is cut into pieces: a word of at most 12 letters with the one space before it, a run of other characters with
+the space before it, or a run of white space. A piece's id is a hash of it. A message is BEGIN, its role's token, its
+text's pieces, END, NEWLINE; an open assistant turn is BEGIN, ASSISTANT. So a conversation's next turn begins with the
+tokens of this turn and its answer, as under a real chat template.
 """
 
 import re
@@ -16,7 +16,13 @@ _RESERVED = 100
 _VOCABULARY = 49_152
 _PIECES = re.compile(r"\s?\w{1,12}|\s?[^\w\s]+|\s+")
 
-_WORDS = ["the", "river", "runs", "past", "old", "stone", "houses", "and", "a", "quiet", "garden", "where", "people", "talk", "about", "rain", "bread", "music", "children", "trains", "letters", "winter", "light", "glass", "ships", "north", "summer", "paper", "café", "naïve", "東京", "мир", "☀", "water", "green", "hill", "road", "night", "morning", "story", "small", "great", "open", "close", "near", "far", "under", "over", "some", "more", "less", "again", "often", "never", "always", "early", "late", "good", "new", "long", "short"]
+_TEXT = (
+    "the river runs past old stone houses and a quiet garden where people talk about rain bread music children "
+    "trains letters winter light glass ships north summer paper café naïve 東京 мир ☀ water green hill road night "
+    "morning story small great open close near far under over some more less again often never always early late "
+    "good new long short"
+)
+_WORDS = _TEXT.split()
 
 
 class Piece(tuple[int, bytes]):
@@ -52,8 +58,8 @@ _COUNT = len(_WORDS)
 
 
 def next_piece(last: int, position: int, choice: int) -> Piece:
-    """The token after `last` at `position` (tokens before it). It depends on nothing else but the choice's index, so a cut
-    answer that is continued goes on as the uncut one would have."""
+    """The token after `last` at `position` (tokens before it). It depends on nothing else but the choice's index, so a
+    cut answer that is continued goes on as the uncut one would have."""
     pick = (last * 2_654_435_761 + position * 40_503 + choice * 7_919 >> 7) % _COUNT
     return _OPENINGS[pick] if last == ASSISTANT else _FOLLOWERS[pick]
 

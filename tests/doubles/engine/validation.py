@@ -15,6 +15,7 @@ _NUMBERS = {
     "repetition_penalty": float, "max_tokens": int, "max_completion_tokens": int, "n": int, "seed": int, "top_k": int,
     "min_tokens": int, "priority": int, "stream_interval": int,
 }
+_MAX_CHOICES = 16_384
 _FLAGS = ("stream", "ignore_eos", "echo", "continue_final_message", "add_generation_prompt")
 
 
@@ -65,7 +66,7 @@ def parse_chat(body: dict[str, Any], settings: Settings, request_id: str) -> Job
     if continued and body.get("add_generation_prompt", False):
         raise WireError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     tool = _tool(body)
-    _check_model(body, settings)
+    check_model(body, settings)
     if tool is not None:
         tool = _parsed_tool(tool, body, settings, messages)
     if not messages:
@@ -94,7 +95,7 @@ def parse_completion(body: dict[str, Any], settings: Settings, request_id: str) 
         raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if not isinstance(prompt, (str, list)):
         raise malformed("string_type", "body.prompt", "Input should be a valid string", prompt)
-    _check_model(body, settings)
+    check_model(body, settings)
     if prompt == []:
         raise WireError("You must pass at least one prompt")
     single = isinstance(prompt, str) or isinstance(prompt[0], int)
@@ -148,7 +149,7 @@ def _check_number(name: str, kind: type, value: Any) -> None:
         raise malformed(f"{kind.__name__}_type", f"body.{name}", f"Input should be a valid {word}", value)
 
 
-def _check_model(body: dict[str, Any], settings: Settings) -> None:
+def check_model(body: dict[str, Any], settings: Settings) -> None:
     model = body.get("model")
     if model and model != settings.model:
         message = f"The model `{model}` does not exist. Valid aliases: {settings.model}."
@@ -159,6 +160,9 @@ def _check_sampling(body: dict[str, Any]) -> None:
     n = body.get("n")
     if n is not None and n < 1:
         raise WireError(f"n must be at least 1, got {n}.")
+    if n is not None and n > _MAX_CHOICES:
+        hint = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+        raise WireError(f"n must be at most {_MAX_CHOICES}, got {n}. {hint}")
     heat = body.get("temperature")
     if heat is not None and heat < 0:
         raise invalid(f"temperature must be non-negative, got {float(heat)}.", "temperature", float(heat))
@@ -172,21 +176,23 @@ def _check_length(settings: Settings, prompt: list[int], asked: int | None) -> i
     limit = settings.max_model_len
     if len(prompt) > limit or (len(prompt) >= limit and asked is None):
         message = (
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains at least {limit + 1} "
-            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
+            f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt."
         )
         raise invalid(message, "input_tokens", limit + 1)
     if asked is None:
         return limit - len(prompt)
     if asked > limit:
-        message = f"max_tokens={asked} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
-        raise invalid(message, "max_tokens", asked)
+        message = f"max_tokens={asked} cannot be greater than max_model_len={limit}."
+        raise invalid(f"{message} Please request fewer output tokens.", "max_tokens", asked)
     if asked < 1:
         raise invalid(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
     if len(prompt) + asked > limit:
         message = (
-            f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens and your "
-            f"prompt contains at least {limit - asked + 1} input tokens, for a total of at least {limit + 1} tokens. "
+            f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens "
+            f"and your prompt contains at least {limit - asked + 1} input tokens, for a total of at least "
+            f"{limit + 1} tokens. "
             "Please reduce the length of the input prompt or the number of requested output tokens."
         )
         raise invalid(message, "input_tokens", limit - asked + 1)
@@ -229,10 +235,11 @@ def _tool(body: dict[str, Any]) -> Any:
     if isinstance(choice, dict):
         wanted = (choice.get("function") or {}).get("name")
         if wanted not in [(tool.get("function") or {}).get("name") for tool in tools]:
-            raise invalid("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+            message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+            raise invalid(message, "tool_choice")
     elif choice not in ("auto", "required"):
-        message = f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.'
-        raise invalid(message, "tool_choice")
+        message = f"Invalid value for `tool_choice`: {choice}!"
+        raise invalid(f'{message} Only named tools, "none", "auto" or "required" are supported.', "tool_choice")
     return choice
 
 
