@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 import psutil
@@ -11,17 +11,18 @@ import psutil
 from forebay.platform.local.commands import LocalError
 
 
-async def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
+async def get(url: str, timeout: float = 2.0, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     """(status, body), status 0 if nobody answers in time."""
-    return await asyncio.to_thread(_get, url, timeout)
+    return await asyncio.to_thread(_get, url, timeout, headers or {})
 
 
-def _get(url: str, timeout: float) -> tuple[int, bytes]:
+def _get(url: str, timeout: float, headers: Mapping[str, str]) -> tuple[int, bytes]:
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        connection.request("GET", f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}")
+        connection.request("GET", target, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, answer.read(1 << 20)
     except (OSError, http.client.HTTPException):

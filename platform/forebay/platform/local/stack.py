@@ -69,6 +69,10 @@ class Stack:
         host = self.config.server.host
         return f"http://{'127.0.0.1' if host in {'0.0.0.0', '::'} else host}:{self.config.server.port}"  # noqa: S104
 
+    @property
+    def postgres_url(self) -> str:
+        return self._stores.postgres_url
+
     @asynccontextmanager
     async def started(self) -> AsyncIterator["Stack"]:
         """Leaves nothing running, however it ends. Raises `StoppedError` if a stop was asked for meanwhile."""
@@ -86,14 +90,31 @@ class Stack:
 
     async def run(self) -> None:
         """Until a stop is asked for. Raises `LocalError` when a part cannot be kept running."""
-        parts = asyncio.create_task(self.supervisor.run())
-        stores = asyncio.create_task(self._stores.watch())
-        done, pending = await asyncio.wait({parts, stores}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for task in done:
-            task.result()
+        tasks = [asyncio.create_task(self.supervisor.run()), asyncio.create_task(self._stores.watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def during(self, work: Coroutine[Any, Any, None]) -> None:
+        """Keeps the platform running while `work` is done. Raises what `work` raises, what `run` raises, and
+        `StoppedError` if a stop was asked for first."""
+        doing, keeping = asyncio.create_task(work), asyncio.create_task(self.run())
+        try:
+            await asyncio.wait({doing, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+                return
+            keeping.result()
+            raise StoppedError
+        finally:
+            for task in (doing, keeping):
+                task.cancel()
+            await asyncio.gather(doing, keeping, return_exceptions=True)
 
     async def _start(self) -> None:
         self._require_port()
