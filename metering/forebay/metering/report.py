@@ -97,7 +97,8 @@ def fold(query: UsageQuery, rows: Iterable[Any], prices: Mapping[tuple[str, str]
     lines: dict[tuple[Any, ...], Line] = {}
     for row in rows:
         group = {name: getattr(row, f"by_{name}") for name in query.group_by}
-        found = lines.setdefault((row.bucket, *group.values()), Line(start=max(row.bucket, query.start), group=group))
+        start = max(float(row.bucket), query.start)
+        found = lines.setdefault((row.bucket, *group.values()), Line(start=start, group=group))
         used = Quantities(*(int(getattr(row, name)) for name in CLASSES))
         if row.is_total:
             found.requests, found.attempts, found.used = row.requests, row.attempts, used

@@ -6,11 +6,10 @@ ledger's unique key absorbs.
 
 import asyncio
 import logging
-import sqlite3
 import time
 from contextlib import suppress
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from forebay.metering import metrics
 from forebay.metering.ledger import Ledger
@@ -21,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _FIRST_RETRY, _LAST_RETRY = 0.25, 5.0
-_AWAY = (SQLAlchemyError, OSError, TimeoutError, sqlite3.Error)
 _REFUSALS = ("22", "23")  # SQLSTATE classes: the data itself is at fault, and another try will not help
 
 
@@ -81,7 +79,7 @@ class Shipper:
             try:
                 while await self._ship_batch():
                     pass
-            except _AWAY as error:
+            except Exception as error:  # noqa: BLE001 - the loop outlives whatever a driver raises
                 self._failed(error)
                 return False
             self._empty_at = time.monotonic()

@@ -1,0 +1,163 @@
+"""`forebay usage`: tokens by class, requests and costs, from the ledger."""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from forebay.metering import Ledger, Line, UsageQuery
+from forebay.metering.report import DIMENSIONS, total
+from forebay.platform.config.load import ConfigError, load_config
+from forebay.platform.stores import embedded
+from forebay.platform.stores.daemon import StoreError
+from forebay.platform.stores.database import create_engine
+
+_AGO = re.compile(r"(\d{1,6})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BUCKETS = {"minute": 60, "hour": 3600, "day": 86400}
+
+
+class Moment(click.ParamType[float]):
+    """A time: so long ago (`90s`, `24h`, `7d`), a date or time in ISO 8601 (UTC unless it says), or Unix seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        if ago := _AGO.fullmatch(value):
+            return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+        try:
+            if value.isascii() and value.isdigit() and len(value) > 8:
+                return float(value)
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a time like 2026-11-30T12:00 nor an age like 24h", param, ctx)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@click.command()
+@click.option("--tenant", "tenants", multiple=True, metavar="ID", help="Only this tenant; may be repeated.")
+@click.option("--project", "projects", multiple=True, metavar="ID", help="Only this project; may be repeated.")
+@click.option("--key", "keys", multiple=True, metavar="ID", help="Only this key; may be repeated.")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; may be repeated.")
+@click.option("--since", type=Moment(), default="30d", show_default=True, help="An age (24h, 7d) or a time.")
+@click.option("--until", type=Moment(), default=None, help="An age or a time, exclusive. Default: now.")
+@click.option(
+    "--group-by", "groups", default="tenant,model", show_default=True,
+    help=f"Comma-separated, of {', '.join((*DIMENSIONS, *_BUCKETS))}.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with exact decimal costs as strings.")
+@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="Default: ./forebay.yaml.")
+def usage(
+    tenants: tuple[str, ...], projects: tuple[str, ...], keys: tuple[str, ...], models: tuple[str, ...], *,
+    since: float, until: float | None, groups: str, as_json: bool, path: Path | None,
+) -> None:  # fmt: skip
+    """Show what was used: requests, tokens by class, and their cost.
+
+    Usage counts at the time at which a request ended, within a second of it.
+    """
+    dimensions, bucket = _groups(groups)
+    end = time.time() + 1 if until is None else until
+    if end <= since:
+        raise click.BadParameter("--until must be after --since")
+    query = UsageQuery(
+        start=since, end=end, bucket=bucket, group_by=dimensions, tenants=tenants, projects=projects, keys=keys,
+        models=models,
+    )  # fmt: skip
+    try:
+        lines = _ask(path, query)
+    except (ConfigError, StoreError) as error:
+        raise click.ClickException(str(error)) from None
+    except (SQLAlchemyError, OSError) as error:
+        raise click.ClickException(f"the ledger cannot be read: {type(error).__name__}") from None
+    if as_json:
+        answer = {"lines": [_plain(item, bucket) for item in lines], "total": _plain(total(lines))}
+        click.echo(msgspec.json.encode(answer))
+    elif not lines:
+        click.echo("No usage in this time.")
+    else:
+        Console().print(_table(lines, dimensions, bucket))
+
+
+def _ask(path: Path | None, query: UsageQuery) -> list[Line]:
+    config = load_config(path)
+    with ExitStack() as stack:
+        url = config.stores.postgres
+        if url == "embedded":
+            url = stack.enter_context(embedded.start_postgres(Path(config.stores.state_dir))).url
+        return asyncio.run(_report(url, query))
+
+
+async def _report(url: str, query: UsageQuery) -> list[Line]:
+    engine = create_engine(url, pool_size=1, statement_timeout=60.0, name="forebay-usage")
+    try:
+        return await Ledger(engine).usage(query)
+    finally:
+        await engine.dispose()
+
+
+def _groups(text: str) -> tuple[tuple[str, ...], int | None]:
+    """The dimensions and the width of the time buckets, if any."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    widths = [name for name in names if name in _BUCKETS]
+    unknown = [name for name in names if name not in DIMENSIONS and name not in _BUCKETS]
+    if unknown or len(widths) > 1:
+        fault = f"{unknown[0]!r} is not a group" if unknown else "one time unit is enough"
+        raise click.BadParameter(f"{fault}; choose of {', '.join((*DIMENSIONS, *_BUCKETS))}", param_hint="--group-by")
+    return tuple(dict.fromkeys(name for name in names if name in DIMENSIONS)), _BUCKETS[widths[0]] if widths else None
+
+
+def _plain(item: Line, bucket: int | None = None) -> dict[str, Any]:
+    used = item.used
+    return {
+        **({"start": _iso(item.start)} if bucket else {}),
+        **item.group,
+        "requests": item.requests,
+        "attempts": item.attempts,
+        "input_tokens": used.input_total,
+        "input_uncached_tokens": used.input_uncached,
+        "cache_read_tokens": used.cache_read,
+        "cache_write_tokens": used.cache_write,
+        "output_tokens": used.output,
+        "reasoning_tokens": used.reasoning,
+        "cost": {currency: format(amount, "f") for currency, amount in item.costs.items()},
+        "unpriced_tokens": item.unpriced,
+    }
+
+
+def _table(lines: Sequence[Line], dimensions: tuple[str, ...], bucket: int | None) -> Table:
+    table = Table(box=None, pad_edge=False, show_footer=len(lines) > 1)
+    everything = total(lines)
+    if bucket:
+        table.add_column("from (UTC)", "total", no_wrap=True)
+    for name in dimensions:
+        table.add_column(name, "" if table.columns else "total", overflow="fold")
+    columns = ("requests", "uncached", "cache read", "cache write", "output", "cost")
+    for name, footer in zip(columns, _figures(everything), strict=True):
+        table.add_column(name, footer, justify="right", no_wrap=True)
+    for item in lines:
+        when = [_iso(item.start).removesuffix("+00:00").replace("T", " ")] if bucket else []
+        table.add_row(*when, *(item.group[name] for name in dimensions), *_figures(item))
+    return table
+
+
+def _figures(item: Line) -> list[str]:
+    used = item.used
+    counts = (item.requests, used.input_uncached, used.cache_read, used.cache_write, used.output)
+    cost = ", ".join(f"{amount:f} {currency}" for currency, amount in item.costs.items()) or "-"
+    return [*(f"{count:,}" for count in counts), cost]
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
