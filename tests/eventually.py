@@ -4,17 +4,21 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 
-async def eventually(predicate: Callable[[], T | Awaitable[T]], timeout: float = 5.0, every: float = 0.01) -> T:
+@overload
+async def eventually(predicate: Callable[[], Awaitable[T]], timeout: float = ..., every: float = ...) -> T: ...
+@overload
+async def eventually(predicate: Callable[[], T], timeout: float = ..., every: float = ...) -> T: ...
+async def eventually(predicate: Callable[[], Any], timeout: float = 5.0, every: float = 0.01) -> Any:
     """Poll `predicate` (plain or async) until it is truthy and return that; AssertionError after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         result = predicate()
-        value: T = await result if inspect.isawaitable(result) else result
+        value = await result if inspect.isawaitable(result) else result
         if value:
             return value
         if time.monotonic() > deadline:

@@ -1,12 +1,14 @@
 """Keys against real Postgres: who is let in, who is not, and how soon a change is felt everywhere."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -14,7 +16,7 @@ from forebay.platform.errors import ApiError
 from forebay.platform.stores import embedded
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
-from forebay.platform.tenancy import auth, feed
+from forebay.platform.tenancy import auth, feed, keys
 from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import generate
@@ -105,8 +107,6 @@ async def test_the_ways_to_be_refused(database: str, tenancy: Tenancy) -> None:
 async def test_public_id_with_another_secret_is_unknown(database: str, tenancy: Tenancy) -> None:
     """Only the hash decides: a forged key with a real key's public id and a right checksum opens nothing."""
     _, _, key = await tenant_with_key(tenancy)
-    from forebay.platform.tenancy import keys
-
     body = f"{key.key.prefix}-{'0' * 43}"
     async with authenticator(database) as replica:
         assert "no such" in (await refused(replica, body + keys._checksum(body.encode()))).message
@@ -138,7 +138,7 @@ async def test_changes_reach_every_replica_within_a_second(database: str, tenanc
 
         def narrowed() -> bool:
             seen = [replica.cached(other.secret.encode()) for replica in replicas]
-            return all(principal is None or principal.models == {"tiny"} for principal in seen)
+            return all(principal is None or principal.models == frozenset({"tiny"}) for principal in seen)
 
         await eventually(narrowed, timeout=1.0)
         await all_say(other, 200)
@@ -220,7 +220,7 @@ async def test_pepper_rotation_recognises_and_rehashes(database: str, engine: As
 
         async def rehashed() -> bool:
             async with engine.connect() as db:
-                return (await db.execute(text("SELECT pepper_id FROM api_keys"))).scalar_one() == "two"
+                return bool((await db.execute(text("SELECT pepper_id = 'two' FROM api_keys"))).scalar_one())
 
         await eventually(rehashed)
     async with authenticator(database, Hasher([("two", b"2" * 32)])) as replica:
@@ -340,10 +340,6 @@ async def test_no_key_text_anywhere(
     database: str, engine: AsyncEngine, tenancy: Tenancy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Logs at the lowest level, errors, reprs, metrics and every row of every table."""
-    import logging
-
-    from prometheus_client import generate_latest
-
     caplog.set_level(logging.DEBUG)
     logging.getLogger("sqlalchemy.engine").setLevel(logging.DEBUG)
     try:

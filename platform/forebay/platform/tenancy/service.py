@@ -1,11 +1,12 @@
 """Tenants, projects and keys in Postgres: what the admin API and the CLI can do.
 
 Every change takes one advisory lock first, the one that the change feed's trigger takes: changes are rare, and this
-way they cannot deadlock. Refusals are ApiErrors; a database that is away raises what SQLAlchemy raises.
+way they cannot deadlock. Refusals are ApiErrors, and so is a database that is away (503).
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -13,12 +14,15 @@ from sqlalchemy import Row, Update, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from forebay.platform.errors import ApiError
+from forebay.platform.errors import ApiError, unavailable
+from forebay.platform.stores.database import ERRORS
 from forebay.platform.tenancy import queries, validate
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
+
+logger = logging.getLogger(__name__)
 
 # Yields a tenant's usage, in whatever msgspec can encode, for its export.
 UsageExport = Callable[[str], AsyncIterator[Any]]
@@ -43,11 +47,11 @@ class Tenancy:
 
     async def tenants(self, page: Page | None = None, *, deleted: bool = False) -> list[Tenant]:
         statement = queries.TENANTS if deleted else queries.TENANTS.where(tenants.c.status != "deleted")
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             return [queries.tenant(row) for row in await db.execute(queries.page(statement, tenants, page or Page()))]
 
     async def tenant(self, tenant_id: str) -> Tenant:
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             return queries.tenant(await _tenant(db, tenant_id))
 
     async def find_tenant(self, reference: str) -> Tenant:
@@ -55,7 +59,7 @@ class Tenancy:
         by = tenants.c.id if reference.startswith("ten_") else tenants.c.name
         if not reference.isprintable():
             raise validate.not_found("tenant")
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             row = (await db.execute(queries.TENANTS.where(by == reference))).one_or_none()
         if row is None:
             raise validate.not_found("tenant")
@@ -84,7 +88,7 @@ class Tenancy:
 
     async def export_tenant(self, tenant_id: str) -> AsyncIterator[bytes]:
         """One JSON document in pieces: `{"tenant", "projects", "keys", "usage"}`. An unknown id raises at once."""
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             await db.execution_options(isolation_level="REPEATABLE READ")
             tenant = queries.tenant(await _tenant(db, tenant_id))
             mine = projects.c.tenant_id == tenant_id
@@ -130,14 +134,14 @@ class Tenancy:
 
     async def projects(self, tenant_id: str, page: Page | None = None) -> list[Project]:
         statement = queries.PROJECTS.where(projects.c.tenant_id == tenant_id)
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             await _tenant(db, tenant_id)
             rows = await db.execute(queries.page(statement, projects, page or Page()))
             return [queries.project(row) for row in rows]
 
     async def project(self, project_id: str, tenant_id: str | None = None) -> Project:
         """With `tenant_id`, only if it is that tenant's; somebody else's project does not exist."""
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             return queries.project(await _project(db, project_id, tenant_id))
 
     async def set_models(
@@ -174,25 +178,30 @@ class Tenancy:
 
     async def keys(self, project_id: str, page: Page | None = None, *, tenant_id: str | None = None) -> list[Key]:
         statement = queries.KEYS.where(api_keys.c.project_id == project_id)
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             await _project(db, project_id, tenant_id)
             return [queries.key(row) for row in await db.execute(queries.page(statement, api_keys, page or Page()))]
 
     async def tenant_keys(self, tenant_id: str, page: Page | None = None) -> list[Key]:
         """The keys of all the tenant's projects."""
         statement = queries.KEYS.where(projects.c.tenant_id == tenant_id)
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             await _tenant(db, tenant_id)
             return [queries.key(row) for row in await db.execute(queries.page(statement, api_keys, page or Page()))]
 
     async def admin_keys(self, page: Page | None = None) -> list[Key]:
         statement = queries.KEYS.where(api_keys.c.kind == "admin")
-        async with self._engine.connect() as db:
+        async with self._read() as db:
             return [queries.key(row) for row in await db.execute(queries.page(statement, api_keys, page or Page()))]
 
-    async def key(self, key_id: str, *, project_id: str | None = None, tenant_id: str | None = None) -> Key:
-        async with self._engine.connect() as db:
-            return queries.key(await _key(db, key_id, project_id, tenant_id))
+    async def key(
+        self, key_id: str, *, project_id: str | None = None, tenant_id: str | None = None, kind: Kind | None = None
+    ) -> Key:
+        async with self._read() as db:
+            row = await _key(db, key_id, project_id, tenant_id)
+        if kind not in {None, row.kind}:
+            raise validate.not_found("key")
+        return queries.key(row)
 
     async def revoke_key(self, key_id: str, *, project_id: str | None = None, tenant_id: str | None = None) -> Key:
         """Refused everywhere within a second. Revoking twice keeps the first time."""
@@ -260,16 +269,32 @@ class Tenancy:
         return IssuedKey(queries.key(await _key(db, str(values["id"]))), secret)
 
     @asynccontextmanager
+    async def _read(self) -> AsyncIterator[AsyncConnection]:
+        with _reachable():
+            async with self._engine.connect() as db:
+                yield db
+
+    @asynccontextmanager
     async def _change(self, what: str) -> AsyncIterator[tuple[AsyncConnection, float]]:
         """A transaction alone in changing tenancy, and the database's time in it."""
-        try:
-            async with self._engine.begin() as db:
-                await db.execute(_LOCK)
-                yield db, (await db.execute(_NOW)).scalar_one()
-        except IntegrityError as error:
-            if "_name" not in str(error.orig):
-                raise
-            raise validate.conflict("name_taken", f"another {what} already has this name", param="name") from None
+        with _reachable():
+            try:
+                async with self._engine.begin() as db:
+                    await db.execute(_LOCK)
+                    yield db, (await db.execute(_NOW)).scalar_one()
+            except IntegrityError as error:
+                if "_name" not in str(error.orig):
+                    raise
+                raise validate.conflict("name_taken", f"another {what} already has this name", param="name") from None
+
+
+@contextmanager
+def _reachable() -> Iterator[None]:
+    try:
+        yield
+    except ERRORS as error:
+        logger.warning("tenancy: %s", type(error).__name__, exc_info=error)
+        raise unavailable("database_unavailable", "Postgres does not answer as it should.", retry_after=1.0) from None
 
 
 def _tenant_name(name: str) -> str:

@@ -76,7 +76,8 @@ def models(names: Iterable[str] | None) -> list[str] | None:
 
 
 def limit(number: int) -> int:
-    if not 1 <= number <= 1000:
+    """Entries of a page, and one more by which to see that there are more."""
+    if not 1 <= number <= 1001:
         raise invalid("limit is between 1 and 1000", param="limit")
     return number
 
