@@ -95,10 +95,13 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
          "or raise firstByte: connecting is a part of it"),
         ("timeouts:\n  total: 250", "f:3: timeouts.total: firstByte (300 s) is not within total (250 s); lower firstByte or"),
         ("timeouts: {idle: 5000}", "f:2: timeouts.idle: idle (5000 s) is not within total (3600 s); lower idle or raise"),
-        ("server: {port: 9102}", "f:2: server.port: the local engines take ports 9101 to 9102, and the front door 9102; move"),
         (ENDPOINT % "engine: openai, priorityScheduling: true", "f:2: pools[0].endpoints[0].priorityScheduling: engine "
          "openai has no priorities; set engine to vllm or sglang, or remove the key"),
+        ("pools: [{name: p, endpoints: [{url: 'http://h'}, {url: 'https://h'}]}]\nmodels: [{name: m, pool: p}]",
+         "f:2: pools[0].endpoints[1].name: endpoint 'h' is taken, first in line 2; give each its own"),
         # warnings
+        ("pools: [{name: p, endpoints: [{url: 'http://h'}]}]\nmodels: [{name: m, pool: p}, {name: n, pool: p}]",
+         "f:3: warning: models[1].pool: pool 'p' is asked for model 'm', so this one gets its answers; give it a pool of"),
         (ENDPOINT % "apiKeyEnv: NO_SUCH", "f:2: warning: pools[0].endpoints[0].apiKeyEnv: the variable NO_SUCH is not set"),
         ("pools: [{name: p, endpoints: [{url: 'http://h'}]}]", "f:2: warning: pools[0]: no model uses pool 'p'; name it as"),
         ("timeouts: {firstByte: 5}", "f:2: warning: timeouts.firstByte: no heartbeat is ever sent before firstByte (5 s)"),

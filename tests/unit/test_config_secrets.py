@@ -45,11 +45,11 @@ def test_secrets_come_newest_first(tmp_path: Path) -> None:
     [
         ("", "s: holds no secret; write one a line as id:base64, newest first"),
         ("# nothing\n\n", "s: holds no secret"),
-        (base64.b64encode(NEW).decode(), "s:1: is not of the form id:base64"),
-        ("a b:" + base64.b64encode(NEW).decode(), "s:1: is not of the form id:base64"),
+        (base64.b64encode(NEW).decode(), "s:1: is no secret; write id:base64"),
+        ("a b:" + base64.b64encode(NEW).decode(), "s:1: is no secret; write id:base64"),
         (line("a", NEW) + "b:!!!!" + "bm5u" * 12, "s:2: what follows the id is not base64"),
         (line("a", b"n" * 31), "s:1: is shorter than 32 bytes; make one with: openssl rand -base64 32"),
-        (line("a", NEW) + line("a", OLD), "s:2: has the same id as a line above it"),
+        (line("a", NEW) + line("a", OLD), "s:2: has the id of a line above it"),
         ("#" * 70_000, "s: is larger than 65536 bytes"),
         ("é:" + base64.b64encode(NEW).decode(), "s: holds characters other than ASCII"),
     ],
@@ -121,7 +121,7 @@ def test_rotation_prepends_and_keeps_the_rest(tmp_path: Path) -> None:
 
 def test_rotation_of_a_faulty_file_changes_nothing(tmp_path: Path) -> None:
     path = written(tmp_path / "s", "nonsense")
-    with pytest.raises(SecretsError, match="is not of the form"):
+    with pytest.raises(SecretsError, match="is no secret"):
         rotate_secrets(path)
     assert path.read_text() == "nonsense"
 

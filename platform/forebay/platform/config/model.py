@@ -144,13 +144,16 @@ class Endpoint(_Section, frozen=True):
     """One engine server."""
 
     url: Annotated[Url, Meta(description="Base URL, without /v1.")]
-    name: Annotated[Name | None, Meta(description="Name in logs and usage records; unset, its host and port.")] = None
+    name: Annotated[
+        Name | None, Meta(description="Name in metrics and usage records; unset, its URL without the scheme.")
+    ] = None
     engine: Annotated[
         Literal["vllm", "sglang", "openai"],
         Meta(description="Which engine answers; `openai` is any OpenAI-compatible server."),
     ] = "vllm"
     served_model: Annotated[
-        Text | None, Meta(description="The engine's own name for the model; unset, the model's name in the catalogue.")
+        Text | None,
+        Meta(description="The engine's own name for the model; unset, the name of the pool's first model."),
     ] = None
     api_key_env: Annotated[
         EnvName | None, Meta(description="Environment variable that holds the engine's own key.")
@@ -198,7 +201,7 @@ class Model(_Section, frozen=True):
     ] = ()
     context_length: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Most tokens of input and output together; unset, the engine decides."),
+        Meta(description="Tokens of input and output together, as the list of models says; unset, the engine's."),
     ] = None
     apis: Annotated[
         tuple[Literal["chat", "completions", "embeddings"], ...], Meta(min_length=1, description="APIs it answers.")
@@ -214,7 +217,7 @@ class LocalEngines(_Section, frozen=True):
 
     replicas: Annotated[int, Meta(ge=1, le=16, description="Engines to start.")] = 2
     first_port: Annotated[
-        int, Meta(ge=1024, le=65_000, description="Port of the first engine; the others follow it.")
+        int, Meta(ge=1024, le=65_000, description="First port for engines; those that are taken are stepped over.")
     ] = 9101
     kv_cache_gib: Annotated[int, Meta(ge=1, le=64, description="GiB of memory for each engine's KV cache.")] = 1
 

@@ -20,9 +20,9 @@ def judge(data: Data, report: Report, environ: Mapping[str, str]) -> None:
     urls.stores(data["stores"], report, environ)
     pools(data, report, environ)
     catalogue(data, report)
+    shared_pools(data, report)
     for i, model in items(data["models"]):
         prices(model, ("models", i), report)
-    local_ports(data, report)
 
 
 def limits(server: Data | None, report: Report) -> None:
@@ -60,7 +60,15 @@ def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
             _engine_options(endpoint, ("pools", i, "endpoints", j), report, environ)
         here = [(("pools", i, "endpoints", j), endpoint) for j, endpoint in items(pool["endpoints"])]
         unique(report, (((*path, "url"), endpoint["url"]) for path, endpoint in here), "URL")
-        unique(report, (((*path, "name"), endpoint["name"]) for path, endpoint in here), "endpoint")
+        first = {endpoint["url"]: path for path, endpoint in reversed(here)}
+        named = [(path, endpoint) for path, endpoint in here if endpoint["name"] or first[endpoint["url"]] == path]
+        unique(report, (((*path, "name"), _called(endpoint)) for path, endpoint in named), "endpoint")
+
+
+def _called(endpoint: Data) -> str | None:
+    """An endpoint's name, or the one that it gets when it has none."""
+    name: str | None = endpoint["name"] or (endpoint["url"] and endpoint["url"].split("://", 1)[1])
+    return name
 
 
 def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
@@ -95,22 +103,26 @@ def catalogue(data: Data, report: Report) -> None:
             report.fault(("pools", i), f"no model uses pool '{pool['name']}'", fix, warning=True)
 
 
+def shared_pools(data: Data, report: Report) -> None:
+    """Two models may share a pool, but an endpoint without servedModel is asked for the first of them only."""
+    silent = {
+        pool["name"]
+        for _, pool in items(data["pools"])
+        if not all(endpoint["servedModel"] for _, endpoint in items(pool["endpoints"]))
+    }
+    first: dict[str, str] = {}
+    for i, model in items(data["models"]):
+        other = first.setdefault(model["pool"], model["name"])
+        if model["pool"] in silent and other != model["name"]:
+            problem = f"pool '{model['pool']}' is asked for model '{other}', so this one gets its answers"
+            fix = "give it a pool of its own, make it an alias, or set servedModel at the pool's endpoints"
+            report.fault(("models", i, "pool"), problem, fix, warning=True)
+
+
 def prices(model: Data, path: Path, report: Report) -> None:
     versions = [((*path, "prices", i), version) for i, version in items(model["prices"])]
     unique(report, (((*at, "version"), version["version"]) for at, version in versions), "price version")
     unique(report, (((*at, "effectiveFrom"), version["effectiveFrom"]) for at, version in versions), "effective date")
-
-
-def local_ports(data: Data, report: Report) -> None:
-    """Engines that `forebay up` would start must leave the front door its port."""
-    local, server = data["local"], data["server"]
-    if data["pools"] or not local or not server or None in (local["firstPort"], local["replicas"], server["port"]):
-        return
-    last = local["firstPort"] + local["replicas"] - 1
-    if local["firstPort"] <= server["port"] <= last:
-        path = report.given(("local", "firstPort"), ("server", "port"))
-        problem = f"the local engines take ports {local['firstPort']} to {last}, and the front door {server['port']}"
-        report.fault(path, problem, "move one of them")
 
 
 def items(entries: Iterable[Data | None] | None) -> list[tuple[int, Data]]:

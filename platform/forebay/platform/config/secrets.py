@@ -16,16 +16,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from forebay.platform.config.faults import ConfigError, Fault
 from forebay.platform.config.model import Config
 
 Kind = Literal["key-hash", "cache-salt"]
 SECRET_BYTES = 32  # at least
 SIZE_LIMIT = 64 << 10
+_MAKE = "make one with: openssl rand -base64 32"
+_WRITABLE = "give Forebay a directory that it may write"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class SecretsError(Exception):
+class SecretsError(ConfigError):
     """A file of secrets that cannot be used."""
+
+    def __init__(self, path: Path, problem: str, fix: str, *, line: int = 0) -> None:
+        super().__init__([Fault(str(path), line, "", problem, fix)])
 
 
 def secret_path(config: Config, kind: Kind) -> Path:
@@ -62,7 +68,7 @@ def ensure_secrets(path: Path) -> list[tuple[str, bytes]]:
                 # A link appears whole or not at all, and never replaces what another process has linked first.
                 os.link(fresh, path)
     except OSError as error:
-        raise SecretsError(f"{path}: cannot be created: {error.strerror}") from None
+        raise SecretsError(path, f"cannot be created: {error.strerror}", _WRITABLE) from None
     return load_secrets(path)
 
 
@@ -78,7 +84,7 @@ def rotate_secrets(path: Path) -> str:
                 _parse(_read(fresh), path)
                 fresh.replace(path)
     except OSError as error:
-        raise SecretsError(f"{path}: cannot be rotated: {error.strerror}") from None
+        raise SecretsError(path, f"cannot be rotated: {error.strerror}", _WRITABLE) from None
     return line.partition(":")[0]
 
 
@@ -92,20 +98,19 @@ def _parse(text: str, path: Path) -> list[tuple[str, bytes]]:
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, encoded = line.strip().partition(":")
-        where = f"{path}:{number}"
         if not colon or not _ID.fullmatch(name):
-            raise SecretsError(f"{where}: is not of the form id:base64, with an id of letters, digits, _ and -")
+            fix = "write id:base64, with an id of letters, digits, _ and -"
+            raise SecretsError(path, "is no secret", fix, line=number)
         if name in secrets:
-            raise SecretsError(f"{where}: has the same id as a line above it; give each secret an id of its own")
+            raise SecretsError(path, "has the id of a line above it", "give each secret an id of its own", line=number)
         try:
             secrets[name] = base64.b64decode(encoded, validate=True)
         except binascii.Error:
-            raise SecretsError(f"{where}: what follows the id is not base64") from None
+            raise SecretsError(path, "what follows the id is not base64", _MAKE, line=number) from None
         if len(secrets[name]) < SECRET_BYTES:
-            fix = "make one with: openssl rand -base64 32"
-            raise SecretsError(f"{where}: is shorter than {SECRET_BYTES} bytes; {fix}")
+            raise SecretsError(path, f"is shorter than {SECRET_BYTES} bytes", _MAKE, line=number)
     if not secrets:
-        raise SecretsError(f"{path}: holds no secret; write one a line as id:base64, newest first")
+        raise SecretsError(path, "holds no secret", "write one a line as id:base64, newest first")
     return list(secrets.items())
 
 
@@ -114,18 +119,19 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise SecretsError(f"{path}: is not a file")
+                raise SecretsError(path, "is not a file", "name a file of secrets")
             if _too_open(info):
-                raise SecretsError(f"{path}: can be read by others; run: chmod 600 {path}")
+                raise SecretsError(path, "can be read by others", f"run: chmod 600 {path}")
             raw = file.read(SIZE_LIMIT + 1)
     except OSError as error:
-        raise SecretsError(f"{path}: cannot be read: {error.strerror}") from None
+        fix = "name a file of secrets that Forebay may read"
+        raise SecretsError(path, f"cannot be read: {error.strerror}", fix) from None
     if len(raw) > SIZE_LIMIT:
-        raise SecretsError(f"{path}: is larger than {SIZE_LIMIT} bytes")
+        raise SecretsError(path, f"is larger than {SIZE_LIMIT} bytes", "remove its oldest secrets")
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError:
-        raise SecretsError(f"{path}: holds characters other than ASCII") from None
+        raise SecretsError(path, "holds characters other than ASCII", "write ids in ASCII letters") from None
 
 
 def _too_open(info: os.stat_result) -> bool:
