@@ -74,8 +74,7 @@ async def _install_torch(paths: Paths, progress: Progress, torch: list[str], log
         try:
             await commands.run(_pip(paths, torch), log=log, step=step, env=_environment(), shorten=shorten)
         except LocalError:
-            step.detail = f"not among pip's usual places, trying {TORCH_INDEX}"
-            progress.say(f"    {step.line()}")
+            progress.say(f"    {step.name:<10} pip finds it nowhere; trying PyTorch's own index, {TORCH_INDEX}")
             argv = [*_pip(paths, torch), "--extra-index-url", TORCH_INDEX]
             await commands.run(argv, log=log, step=step, env=_environment(), shorten=shorten)
 
