@@ -181,6 +181,8 @@ models:
         "secrets: {keyHash: \"hunter2\\n\"}",
         URL % "http://u:hunter2@h",
         URL % "http://u:hunter2@h:x",
+        "pools: [{name: p, endpoints: [{url: 'http://u:hunter2@h'}, {url: 'http://u:hunter2@h'}]}]",
+        "pools: [{name: p, endpoints: [{url: 'http://h/?key=hunter2'}, {url: 'http://h/?key=hunter2'}]}]",
         URL % "http://u:hunter2@",
         URL % "ftp://hunter2@h",
         URL % "http://h/?api_key=hunter2",

@@ -24,14 +24,15 @@ _SHAPES = {
 
 
 def endpoint(data: dict[str, Any], path: Path, report: Report) -> None:
-    """An engine's base URL: no credentials, no query, no /v1."""
-    if data["url"] is None:
-        return
-    at = (*path, "url")
-    parts = _split(data["url"])
-    base = data["url"].rstrip("/")
+    """An engine's base URL: no credentials, no query, no /v1. A faulty one becomes None: no later rule may show it."""
+    if data["url"] is not None:
+        data["url"] = _base(data["url"], (*path, "url"), report)
+
+
+def _base(url: str, at: Path, report: Report) -> str | None:
+    parts = _split(url)
     if parts is None or not parts.hostname:
-        report.fault(at, f"'{redact(base)}' is no valid URL", "write it like http://10.0.0.5:8000")
+        report.fault(at, f"'{redact(url)}' is no valid URL", "write it like http://10.0.0.5:8000")
     elif parts.username is not None or parts.password is not None:
         fix = "remove them and name the variable that holds the engine's key in apiKeyEnv"
         report.fault(at, "holds credentials", fix)
@@ -41,7 +42,8 @@ def endpoint(data: dict[str, Any], path: Path, report: Report) -> None:
         root = f"{parts.scheme}://{parts.netloc}{re.split(r'/v1(?:/|$)', parts.path)[0]}"
         report.fault(at, "is not a base URL: Forebay adds /v1 itself", f"write {root}")
     else:
-        data["url"] = f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+        return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+    return None
 
 
 def stores(data: dict[str, Any] | None, report: Report, environ: Mapping[str, str]) -> None:
