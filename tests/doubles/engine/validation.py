@@ -166,36 +166,30 @@ def _check_sampling(body: dict[str, Any]) -> None:
     heat = body.get("temperature")
     if heat is not None and heat < 0:
         raise invalid(f"temperature must be non-negative, got {float(heat)}.", "temperature", float(heat))
+    if heat == 0 and (n or 1) > 1:
+        raise WireError(f"n must be 1 when using greedy sampling, got {n}.")
     top_p = body.get("top_p")
     if top_p is not None and not 0 < top_p <= 1:
         raise invalid(f"top_p must be in (0, 1], got {float(top_p)}.", "top_p", float(top_p))
 
 
 def _check_length(settings: Settings, prompt: list[int], asked: int | None) -> int:
-    """How many tokens the answer may have."""
+    """How many tokens the answer may have. vLLM cuts what does not fit beside the prompt, without a word."""
     limit = settings.max_model_len
-    if len(prompt) > limit or (len(prompt) >= limit and asked is None):
+    if asked is not None and asked > limit:
+        message = f"max_tokens={asked} cannot be greater than max_model_len={limit}."
+        raise invalid(f"{message} Please request fewer output tokens.", "max_tokens", asked)
+    if len(prompt) > limit:
         message = (
             f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
             f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt."
         )
         raise invalid(message, "input_tokens", limit + 1)
-    if asked is None:
-        return limit - len(prompt)
-    if asked > limit:
-        message = f"max_tokens={asked} cannot be greater than max_model_len={limit}."
-        raise invalid(f"{message} Please request fewer output tokens.", "max_tokens", asked)
+    room = limit - len(prompt)
+    asked = room if asked is None else min(asked, room)
     if asked < 1:
         raise invalid(f"max_tokens must be at least 1, got {asked}.", "max_tokens", asked)
-    if len(prompt) + asked > limit:
-        message = (
-            f"This model's maximum context length is {limit} tokens. However, you requested {asked} output tokens "
-            f"and your prompt contains at least {limit - asked + 1} input tokens, for a total of at least "
-            f"{limit + 1} tokens. "
-            "Please reduce the length of the input prompt or the number of requested output tokens."
-        )
-        raise invalid(message, "input_tokens", limit - asked + 1)
     return asked
 
 
