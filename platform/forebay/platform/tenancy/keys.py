@@ -15,6 +15,8 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _START: dict[Kind, str] = {"project": "sk-fb-", "admin": "sk-fb-admin-"}
 _SHAPE = re.compile(rb"(sk-fb-(?:admin-)?[0-9A-Za-z]{12})-[0-9A-Za-z]{43}([0-9A-Za-z]{6})")
 
+_PUBLIC = re.compile(r"(sk-fb-(?:admin-)?[0-9A-Za-z]{12})(?:-.*)?")
+
 # Anything that could be a key of ours, for tests and log filters.
 LOOKS_LIKE_A_KEY = re.compile(r"sk-fb-(?:admin-)?[0-9A-Za-z]{12}-[0-9A-Za-z]{20,}")
 
@@ -32,6 +34,12 @@ def prefix_of(token: bytes) -> str | None:
     if match is None or _checksum(token[:-6]).encode() != match[2]:
         return None
     return match[1].decode()
+
+
+def public_part(text: str) -> str | None:
+    """The displayable prefix of a key that is given whole, in part (`sk-fb-x-…`), or already as the prefix."""
+    match = _PUBLIC.fullmatch(text)
+    return match[1] if match else None
 
 
 def _checksum(body: bytes) -> str:

@@ -7,6 +7,7 @@ way they cannot deadlock. Refusals are ApiErrors, and so is a database that is a
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,13 +19,14 @@ from forebay.platform.errors import ApiError, unavailable
 from forebay.platform.stores.database import ERRORS
 from forebay.platform.tenancy import queries, validate
 from forebay.platform.tenancy.hasher import Hasher
-from forebay.platform.tenancy.keys import Kind, generate
+from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
+from forebay.platform.tenancy.usage_export import usage_of
 
 logger = logging.getLogger(__name__)
 
-# Yields a tenant's usage, in whatever msgspec can encode, for its export.
+# Yields a tenant's usage, in whatever msgspec can encode, for its export. By default it is read from the ledger.
 UsageExport = Callable[[str], AsyncIterator[Any]]
 
 _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")
@@ -35,7 +37,7 @@ class Tenancy:
     def __init__(self, engine: AsyncEngine, hasher: Hasher, usage: UsageExport | None = None) -> None:
         self._engine = engine
         self._hasher = hasher
-        self._usage = usage
+        self._usage = usage or partial(usage_of, engine)
 
     # Tenants
 
@@ -104,10 +106,9 @@ class Tenancy:
     async def _document(self, head: dict[str, Any], tenant_id: str) -> AsyncIterator[bytes]:
         yield msgspec.json.encode(head)[:-1] + b',"usage":['
         separator = b""
-        if self._usage is not None:
-            async for record in self._usage(tenant_id):
-                yield separator + msgspec.json.encode(record)
-                separator = b","
+        async for record in self._usage(tenant_id):
+            yield separator + msgspec.json.encode(record)
+            separator = b","
         yield b"]}"
 
     async def _set_status(self, tenant_id: str, status: str) -> Tenant:
@@ -143,6 +144,21 @@ class Tenancy:
         """With `tenant_id`, only if it is that tenant's; somebody else's project does not exist."""
         async with self._read() as db:
             return queries.project(await _project(db, project_id, tenant_id))
+
+    async def find_project(self, reference: str) -> Project:
+        """By id, or as `tenant/project` by their names."""
+        if reference.startswith("proj_") or "/" not in reference:
+            return await self.project(reference)
+        tenant_name, _, name = reference.rpartition("/")
+        tenant = await self.find_tenant(tenant_name)
+        if not name.isprintable():
+            raise validate.not_found("project")
+        mine = queries.PROJECTS.where(projects.c.tenant_id == tenant.id, projects.c.name == name)
+        async with self._read() as db:
+            row = (await db.execute(mine)).one_or_none()
+        if row is None:
+            raise validate.not_found("project")
+        return queries.project(row)
 
     async def set_models(
         self, project_id: str, models: Iterable[str] | None, tenant_id: str | None = None
@@ -200,6 +216,17 @@ class Tenancy:
         async with self._read() as db:
             row = await _key(db, key_id, project_id, tenant_id)
         if kind not in {None, row.kind}:
+            raise validate.not_found("key")
+        return queries.key(row)
+
+    async def find_key(self, reference: str) -> Key:
+        """By id, or by the public part of its text: what one has of a key that leaked."""
+        prefix = public_part(reference)
+        if prefix is None:
+            return await self.key(reference)
+        async with self._read() as db:
+            row = (await db.execute(queries.KEYS.where(api_keys.c.prefix == prefix))).one_or_none()
+        if row is None:
             raise validate.not_found("key")
         return queries.key(row)
 
