@@ -61,6 +61,8 @@ def test_json_is_exact_and_filtered(run: Any) -> None:
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (("--since", "last week"), "neither a time like"),
+    (("--since", "99999w"), "out of range"),
+    (("--since", "999999999999999999"), "out of range"),
     (("--group-by", "user"), "'user' is not a group"),
     (("--group-by", "hour,day"), "one time unit is enough"),
     (("--since", "1h", "--until", "2h"), "--until must be after --since"),

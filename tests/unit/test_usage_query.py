@@ -61,6 +61,7 @@ def test_filters_for_what_is_never_recorded_find_nothing() -> None:
     ({"start_time": "1" * 400}, "start_time", "invalid_request"),
     ({"start_time": "-1"}, "start_time", "invalid_request"),
     ({"start_time": "\u0661"}, "start_time", "invalid_request"),
+    ({"start_time": 253_402_300_799}, "start_time", "invalid_request"),
     ({"start_time": START, "end_time": START}, "end_time", "invalid_request"),
     ({"start_time": START, "limit": 32}, "limit", "invalid_request"),
     ({"start_time": START, "limit": 0}, "limit", "invalid_request"),

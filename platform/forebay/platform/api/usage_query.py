@@ -49,7 +49,7 @@ def parse(params: Params, *, tenant: str, apis: tuple[str, ...], now: float, cos
     if unknown:
         raise invalid(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
     width, default, greatest = _COST_LIMITS if costs else _WIDTHS[_choice(given, "bucket_width", tuple(_WIDTHS), "1d")]
-    start = _integer(given, "start_time", None, 0, _LATEST)
+    start = _integer(given, "start_time", None, 0, _LATEST - 1)
     end = _integer(given, "end_time", max(math.ceil(now), start + 1), 0, _LATEST)
     if end <= start:
         raise invalid("'end_time' must be after 'start_time'.", param="end_time")

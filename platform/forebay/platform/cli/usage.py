@@ -1,7 +1,6 @@
 """`forebay usage`: tokens by class, requests and costs, from the ledger."""
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,13 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from forebay.metering import Ledger, Line, UsageQuery
 from forebay.metering.report import DIMENSIONS, total
+from forebay.platform.cli.times import parse_duration
 from forebay.platform.config.load import ConfigError, load_config
 from forebay.platform.stores import embedded
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.database import create_engine
+from forebay.platform.stores.schema import migrate
 
-_AGO = re.compile(r"(\d{1,6})([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_LATEST = 253_402_300_799.0  # the year 9999
 _BUCKETS = {"minute": 60, "hour": 3600, "day": 86400}
 
 
@@ -33,16 +33,23 @@ class Moment(click.ParamType[float]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        if ago := _AGO.fullmatch(value):
-            return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+        moment = value if isinstance(value, float) else self._read(value)
+        if moment is None:
+            self.fail(f"{value!r} is neither a time like 2026-11-30T12:00 nor an age like 24h", param, ctx)
+        if not 0 <= moment <= _LATEST:
+            self.fail(f"{value!r} is out of range", param, ctx)
+        return moment
+
+    def _read(self, value: str) -> float | None:
+        if value.isascii() and value.isdigit() and len(value) > 8:
+            return float(value)
+        ago = parse_duration(value)
+        if ago is not None:
+            return time.time() - ago
         try:
-            if value.isascii() and value.isdigit() and len(value) > 8:
-                return float(value)
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a time like 2026-11-30T12:00 nor an age like 24h", param, ctx)
+            return None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -102,6 +109,7 @@ def _ask(path: Path | None, query: UsageQuery) -> list[Line]:
 async def _report(url: str, query: UsageQuery) -> list[Line]:
     engine = create_engine(url, pool_size=1, statement_timeout=60.0, name="forebay-usage")
     try:
+        await migrate(engine, upgrade=False)
         return await Ledger(engine).usage(query)
     finally:
         await engine.dispose()
