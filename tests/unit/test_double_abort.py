@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -147,6 +149,22 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(
     assert (await client.get("/health")).status_code == 200
     await drained
     assert (await running).json()["usage"]["completion_tokens"] == 30
+
+
+async def test_a_process_drains_on_sigterm() -> None:
+    command = [sys.executable, "-m", "tests.doubles.engine", "--port", "0", "--token-seconds", "0.01"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    url = (await asyncio.wait_for(process.stdout.readline(), 10)).decode().split()[-1]
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = {**BODY, "max_tokens": 50}
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 500
+        assert (await running).json()["usage"]["completion_tokens"] == 50
+    assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
 async def test_a_client_that_does_not_read_gets_its_tokens_in_fewer_frames() -> None:
