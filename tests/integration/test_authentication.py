@@ -364,3 +364,21 @@ async def test_no_key_text_anywhere(
             assert not [text for text in seen if secret in text or secret[:43] in text]
     finally:
         logging.getLogger("sqlalchemy.engine").setLevel(logging.NOTSET)
+
+
+async def test_lost_changes_empty_the_cache(database: str, engine: AsyncEngine, tenancy: Tenancy) -> None:
+    """A restored backup counts from an earlier number; a replica that slept for a week finds its place pruned."""
+    _, _, key = await tenant_with_key(tenancy)
+    async with authenticator(database, listen=False, poll_every=60.0) as replica:
+        for loss in ("TRUNCATE auth_changes RESTART IDENTITY", "DELETE FROM auth_changes"):
+            assert await verdict(replica, key) == 200
+            await tenancy.create_admin_key()
+            await tenancy.create_admin_key()
+            async with engine.begin() as db:
+                await db.execute(text(loss))
+            await tenancy.create_admin_key()
+            await replica.feed.read()
+            assert replica.cached(key.secret.encode()) is None
+        assert await verdict(replica, key) == 200
+        await replica.feed.read()
+        assert replica.cached(key.secret.encode()) is not None

@@ -97,6 +97,13 @@ def test_server_found_by_another_process_outlives_its_starter() -> None:
         assert not Path(f"/proc/{pid}").exists() or not server.alive()
 
 
+def test_settings_of_another_postgres_in_the_environment_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PGPORT", "6543"), ("PGHOST", "elsewhere"), ("PGDATABASE", "other"), ("PGUSER", "nobody")):
+        monkeypatch.setenv(name, value)
+    with state_directory() as state, embedded.start_postgres(state, fast=True) as server:
+        assert asyncio.run(_execute(server.url, "SELECT current_database()")) == "forebay"
+
+
 def test_socket_path_of_a_deep_state_directory_stays_short() -> None:
     with state_directory() as state:
         deep = state / ("d" * 60) / ("e" * 60)

@@ -24,6 +24,7 @@ from forebay.platform.stores.account import Account
 logger = logging.getLogger(__name__)
 _POLL = 0.02
 _LOG_LIMIT = 8 << 20
+_INHERITED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # our environment may hold secrets, and PG* settings
 
 
 class StoreError(Exception):
@@ -148,17 +149,7 @@ def _spawn(launch: Launch, timeout: float) -> "subprocess.Popen[bytes]":
         launch.pid_file.unlink()
     if launch.log.exists() and launch.log.stat().st_size > _LOG_LIMIT:
         launch.log.replace(launch.log.with_suffix(".old"))
-    with launch.log.open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603 - argv is ours
-            launch.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=launch.home,
-            env={**os.environ, **launch.environment},
-            start_new_session=True,  # Ctrl-C belongs to the supervisor, which stops stores last
-            **launch.account.spawn_args(),
-        )
+    process = _popen(launch)
 
     def up() -> bool:  # a stale file may say "ready" until the new server overwrites it
         return _recorded_pid(launch) == process.pid and launch.ready()
@@ -169,6 +160,24 @@ def _spawn(launch: Launch, timeout: float) -> "subprocess.Popen[bytes]":
     process.kill()
     process.wait()
     raise StoreError(f"{launch.name} does not start. The end of {launch.log}:\n{_tail(launch.log)}")
+
+
+def _popen(launch: Launch) -> "subprocess.Popen[bytes]":
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    try:
+        with launch.log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - argv is ours
+                launch.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=launch.home,
+                env=inherited | launch.environment,
+                start_new_session=True,  # Ctrl-C belongs to the supervisor, which stops stores last
+                **launch.account.spawn_args(),
+            )
+    except OSError as error:
+        raise StoreError(f"{launch.name} cannot be started as '{launch.account.name}': {error}") from error
 
 
 def _recorded_pid(launch: Launch) -> int | None:

@@ -29,6 +29,7 @@ _SOCKET_LIMIT = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
 _OUTSIDE = Path("/var/lib/forebay")
 _SETTINGS = {
     "listen_addresses": "",
+    "port": "5432",  # only names the socket; said here and in the URL, since PGPORT would change either
     "max_connections": "100",
     "shared_buffers": "64MB",
     "unix_socket_permissions": "0700",
@@ -86,7 +87,7 @@ def _postgres(state: Path, *, fast: bool, create: bool) -> Launch:
     options = {**_SETTINGS, **(_FAST if fast else {}), "unix_socket_directories": str(sockets)}
     return Launch(
         name="postgres",
-        url=f"postgresql://{_ROLE}@/{_ROLE}?host={sockets}",
+        url=f"postgresql://{_ROLE}@/{_ROLE}?host={sockets}&port=5432",
         argv=(str(binaries / "postgres"), "-D", str(data), *(f"--{key}={value}" for key, value in options.items())),
         home=data,
         log=home / "server.log",
@@ -111,6 +112,7 @@ def _home(state: Path, owner: Account) -> Path:
     home = state / "postgres"
     if home.exists():
         return home.resolve()
+    home.unlink(missing_ok=True)  # a link to data that somebody has removed
     if owner.uid == os.geteuid() or owner.can_use(state):
         home.mkdir(mode=0o711)
     else:

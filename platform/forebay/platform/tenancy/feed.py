@@ -9,10 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from prometheus_client import Counter, Gauge
-from sqlalchemy import NullPool, text
+from sqlalchemy import NullPool, Row, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from forebay.platform.stores.database import CONNECT_TIMEOUT
@@ -23,9 +24,11 @@ CHANNEL = "forebay_auth"
 CHANGES = Counter("forebay_auth_changes_total", "Changes to keys, projects and tenants that reached this process")
 LISTENING = Gauge("forebay_auth_listening", "1 while changes are announced by Postgres, 0 while they are polled for")
 
-_HEAD = text("SELECT min(seq) AS oldest, max(seq) AS newest, extract(epoch FROM clock_timestamp())::float8 AS now "
-             "FROM auth_changes")  # fmt: skip
-_SINCE = text("SELECT seq, kind, id FROM auth_changes WHERE seq > :position ORDER BY seq LIMIT 1000")
+_HEAD = text("""
+    SELECT min(seq) AS oldest, max(seq) AS newest, extract(epoch FROM clock_timestamp())::float8 AS now,
+           (SELECT at FROM auth_changes WHERE seq = :position) AS last_at FROM auth_changes
+""")
+_SINCE = text("SELECT seq, kind, id, at FROM auth_changes WHERE seq > :position ORDER BY seq LIMIT 1000")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -55,6 +58,7 @@ class ChangeFeed:
         self._timeout = timeout
         self._listen = listen
         self._position: int | None = None
+        self._last_at: datetime | None = None  # of the entry at that position
         self._wake = asyncio.Event()
         self._offset = time.time() - elapsed()
         self.contact = float("-inf")
@@ -79,7 +83,7 @@ class ChangeFeed:
                 tasks.create_task(self._keep_listening())
 
     async def _poll(self) -> None:
-        while True:
+        while not _cancelled():
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._timeout):
@@ -96,31 +100,37 @@ class ChangeFeed:
         """Catch up with the table. Raises one of database.ERRORS."""
         started = elapsed()
         async with self._engine.connect() as db:
-            head = (await db.execute(_HEAD)).one()
+            head = (await db.execute(_HEAD, {"position": self._position or 0})).one()
             finished = elapsed()
-            if self._lost_track(head.oldest, head.newest):
-                self._apply(None)
-                self._position = head.newest or 0
+            if self._lost_track(head):
+                self._apply(None)  # first: what is read before this counts as overtaken
+                self._position, self._last_at = 0, None
+                if head.newest is not None:
+                    last = (await db.execute(_SINCE, {"position": head.newest - 1})).first()
+                    self._position, self._last_at = (last.seq, last.at) if last else (0, None)
             while (head.newest or 0) > (position := self._position or 0):
                 rows = (await db.execute(_SINCE, {"position": position})).all()
                 if not rows:
                     break  # pruned between the two statements; the next round sees the hole
                 self._apply([Change(row.kind, row.id) for row in rows])
                 CHANGES.inc(len(rows))
-                self._position = rows[-1].seq
+                self._position, self._last_at = rows[-1].seq, rows[-1].at
         self._observe(head.now - finished)
         self.contact = started
         if self.failing:
             logger.info("changes to keys are followed again")
         self.failing = False
 
-    def _lost_track(self, oldest: int | None, newest: int | None) -> bool:
-        """First contact; numbers that went back (a restored backup); or a hole where entries were pruned."""
+    def _lost_track(self, head: Row[Any]) -> bool:
+        """First contact; a table that no longer continues what we have read (a restored backup); or a hole where
+        entries were pruned before we read them."""
         if self._position is None:
             return True
-        if oldest is None or newest is None:
+        if head.newest is None:
             return False
-        return newest < self._position or oldest > self._position + 1
+        if head.oldest <= self._position:
+            return bool(head.last_at != self._last_at)
+        return bool(head.oldest > self._position + 1)
 
     def _observe(self, offset: float) -> None:
         # The first reading replaces our own clock's, later ones only ever move forward.
@@ -133,7 +143,7 @@ class ChangeFeed:
 
     async def _keep_listening(self) -> None:
         delay = 0.5
-        while True:
+        while not _cancelled():
             try:
                 await self._listen_once()
                 delay = 0.5
@@ -168,3 +178,9 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
+
+
+def _cancelled() -> bool:
+    """Drivers can swallow a cancellation while they close a connection; a loop that then went on would never end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
