@@ -14,8 +14,7 @@ import yaml
 from msgspec import Struct
 
 from forebay.platform.config.model import Config, Stores
-from forebay.platform.config.secrets import ensure_secrets
-from forebay.platform.service import secret_path
+from forebay.platform.config.secrets import secrets_of
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
 from forebay.platform.tenancy.hasher import Hasher
@@ -104,9 +103,9 @@ async def make_key(
     engine = create_engine(postgres)
     try:
         await migrate(engine)
-        tenancy = Tenancy(engine, Hasher(ensure_secrets(secret_path(config, "key_hash"))))
+        tenancy = Tenancy(engine, Hasher(secrets_of(config, "key-hash")))
         tenant = await tenancy.create_tenant(f"tenant-{os.urandom(4).hex()}")
         project = await tenancy.create_project(tenant.id, "main")
-        return (await tenancy.create_key(project.id, "main", scopes=scopes)).secret
+        return (await tenancy.create_key(project.id, scopes=scopes)).secret
     finally:
         await engine.dispose()

@@ -46,10 +46,9 @@ class Shipper:
 
     async def stop(self) -> None:
         """Stop looping. What is not shipped stays in the spool."""
-        if self._task is not None:
+        while self._task is not None and not self._task.done():  # a driver can swallow a cancellation
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait((self._task,), timeout=1.0)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 from granian.constants import Interfaces
 from granian.http import HTTP1Settings
@@ -12,11 +14,12 @@ from granian.server.embed import Server
 
 from forebay.platform.api.app import create_app
 from forebay.platform.config.model import Config
-from forebay.platform.service import running
+from forebay.platform.service import Service, running
 
 log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers
+STOP_TIMEOUT_S = 10.0
 
 
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
@@ -25,35 +28,47 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
-    async with running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service:
-        server = Server(
-            create_app(service), address=config.server.host, port=config.server.port, interface=Interfaces.ASGINL,
-            websockets=False, backlog=1024, backpressure=config.server.max_in_flight + 256,
-            log_enabled=False,
-            http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
-        )
-        serving = asyncio.create_task(server.serve())
+    async with (
+        running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service,
+        listening(service) as server,
+    ):
+        on_ready()
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.sleep(0)  # the socket is bound in the first step; a port in use ends `serving` at once
-        if not serving.done():
-            on_ready()
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
+        await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if server.done():
+            server.result()
             raise RuntimeError("the HTTP server ended by itself")
         log.info("draining: %d requests in flight", service.inferences.gate.in_flight)
-        await _drain(service.drain(), stop)
+        stop.clear()
+        await _first(service.drain(), stop.wait())
+
+
+@asynccontextmanager
+async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
+    """The service's HTTP server; yields its task, which ends only by a fault. Raises `OSError` for a port in use."""
+    config = service.config.server
+    server = Server(
+        create_app(service), address=config.host, port=config.port, interface=Interfaces.ASGINL, websockets=False,
+        backlog=1024, backpressure=config.max_in_flight + 256, log_enabled=False,
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
+    )  # fmt: skip
+    task = asyncio.create_task(server.serve())
+    await asyncio.sleep(0)  # the socket is bound in the task's first step
+    if task.done():
+        task.result()
+    try:
+        yield task
+    finally:
         server.stop()
-        await asyncio.wait((serving,), timeout=10.0)
+        await asyncio.wait((task,), timeout=STOP_TIMEOUT_S)
 
 
-async def _drain(drain: "asyncio.Future[None] | object", stop: asyncio.Event) -> None:
-    stop.clear()
-    draining = asyncio.ensure_future(drain)  # type: ignore[arg-type]
-    again = asyncio.create_task(stop.wait())
-    await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, again):
-        if not task.done():
-            task.cancel()
+async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -15,7 +15,7 @@ from forebay.metering import Ledger, Shipper, Spool
 from forebay.platform.api.inference import Inferences
 from forebay.platform.catalogue import Catalogue, Entry, prices_of
 from forebay.platform.config.model import Config, Endpoint
-from forebay.platform.config.secrets import ensure_secrets
+from forebay.platform.config.secrets import secrets_of
 from forebay.platform.relay.relay import Relay
 from forebay.platform.stores import database, valkey
 from forebay.platform.stores.health import StoreHealth
@@ -29,6 +29,7 @@ from forebay.router import EndpointSpec, Pool, Watcher
 log = logging.getLogger(__name__)
 
 DATABASE_WAIT_S = 60.0
+SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the next start
 
 
 class Service:
@@ -84,13 +85,15 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         await spool.start()
         stack.push_async_callback(spool.stop)
         shipper = Shipper(spool, ledger)
-        await shipper.start()
+        shipper.start()
         stack.push_async_callback(shipper.stop)
+        stack.push_async_callback(shipper.drain, SHIP_AT_END_S)
 
-        hasher = Hasher(ensure_secrets(secret_path(config, "key_hash")))
-        auth = Authenticator(engine, hasher, staleness=config.stores.key_cache_staleness)
-        await auth.start()
-        stack.push_async_callback(auth.stop)
+        hasher = Hasher(secrets_of(config, "key-hash"))
+        lookups = database.create_engine(postgres_url, name="forebay-auth")  # strangers' keys wait apart from the rest
+        stack.push_async_callback(lookups.dispose)
+        auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
+        stack.push_async_callback(_stop, asyncio.create_task(auth.run()))
 
         pools = build_pools(config)
         watcher = Watcher(pools)
@@ -107,7 +110,7 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         inferences = Inferences(
             auth=auth, catalogue=catalogue, spool=spool, server=config.server,
             relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
-            salter=Salter(ensure_secrets(secret_path(config, "cache_salt"))[0][1]),
+            salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
         stack.push_async_callback(_stop, asyncio.create_task(inferences.sweep()))
         yield Service(
@@ -141,11 +144,6 @@ def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:
     )
 
 
-def secret_path(config: Config, name: str) -> Path:
-    configured = getattr(config.secrets, name)
-    return Path(configured) if configured else Path(config.stores.state_dir) / "secrets" / name.replace("_", "-")
-
-
 def spool_name() -> str:
     """One spool a host (and replica): the same after a restart, so that what it held is found again."""
     return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
@@ -176,6 +174,7 @@ async def _first_contact(engine: AsyncEngine) -> None:
 
 
 async def _stop(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    """Until it is done: drivers can swallow a cancellation while they close a connection."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=1.0)

@@ -89,7 +89,7 @@ class Endpoint:
             + auth + headers + b"\r\n"
         )
 
-    async def call(self, method: bytes, path: bytes, body: bytes, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
+    async def call(self, method: bytes, path: bytes, body: bytes, *, timeout: float) -> tuple[int, bytes]:
         """A short exchange of the router's own (probes, aborts). Raises `UpstreamError`."""
         connection = await self.client.acquire()
         try:
@@ -171,10 +171,10 @@ class Pool:
     def place(self, work: Work, affinity: bytes, exclude: Collection[str] = ()) -> tuple[Endpoint, Booking] | None:
         """Pick an endpoint and book the work on it. None when none that is left is available."""
         candidates = [(e.name, e.load) for e in self.endpoints.values() if e.available and e.name not in exclude]
-        choice = pick(candidates, work, affinity)
+        choice = pick(candidates, affinity)
         if choice is None:
             return None
-        endpoint = self.endpoints[choice[0]]
+        endpoint = self.endpoints[choice]
         return endpoint, Booking(endpoint.load, endpoint.load.seconds(work))
 
 

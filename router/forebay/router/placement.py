@@ -1,8 +1,9 @@
-"""Which endpoint answers: the one with the least predicted work, booked in the same step (pure; no clock, no sockets).
+"""Which endpoint answers: the one with the least predicted work ahead, booked in the same step (pure; no clock, no I/O).
 
 Work is in seconds: uncached prefill plus decode at rates learnt from what streams show. Among endpoints with equal work
 the same conversation goes to the same one (rendezvous hashing on its affinity key), so an idle pool keeps its caches
-warm, and different conversations spread evenly.
+warm, and different conversations spread evenly. The request's own seconds are left out: rates of like replicas differ by
+noise, and that noise would decide instead of the affinity.
 """
 
 from collections.abc import Iterable
@@ -61,18 +62,14 @@ class Booking:
             load.booked_s = load.booked_s - self._seconds if load.in_flight else 0.0
 
 
-def pick(loads: Iterable[tuple[str, Load]], work: Work, affinity: bytes) -> tuple[str, float] | None:
-    """The name of the endpoint with the least predicted seconds until `work` is done, and those seconds.
-
-    None when there is no candidate.
-    """
+def pick(loads: Iterable[tuple[str, Load]], affinity: bytes) -> str | None:
+    """The name of the endpoint with the fewest predicted seconds of work ahead; None when there is no candidate."""
     best: tuple[float, bytes, str] | None = None
     for name, load in loads:
-        seconds = round(load.booked_s + load.seconds(work), 3)
-        key = (seconds, blake2b(affinity + name.encode(), digest_size=8).digest(), name)
+        key = (round(load.booked_s, 3), blake2b(affinity + name.encode(), digest_size=8).digest(), name)
         if best is None or key < best:
             best = key
-    return None if best is None else (best[2], best[0])
+    return None if best is None else best[2]
 
 
 def _smooth(old: float, observed: float) -> float:

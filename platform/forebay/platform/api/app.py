@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -10,14 +11,13 @@ from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
 from forebay.metering import Ledger
-from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
-from forebay.platform.tenancy.auth import Authenticator
+from forebay.platform.tenancy.auth import Authenticator, bearer
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
 
@@ -54,7 +54,7 @@ def create_app(service: Service) -> Litestar:
 def _principal_of(auth: Authenticator) -> Any:
     async def principal(request: Request[Any, Any, Any]) -> Principal:
         headers = {name: value for name, value in request.scope["headers"] if name in (b"authorization", b"x-api-key")}
-        token = auth.token(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
         return auth.cached(token) or await auth.authenticate(token)
 
     return principal

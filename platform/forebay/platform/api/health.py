@@ -3,6 +3,7 @@
 from typing import Any
 
 from litestar import Controller, Response, get
+from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from forebay.platform.service import Service
@@ -43,11 +44,11 @@ class HealthController(Controller):
     """`/health` is 200 while the process can speak; `/ready` is 503 while it should get no traffic."""
 
     @get("/health", sync_to_thread=False)
-    def health(self, service: Service) -> dict[str, Any]:
+    def health(self, service: NamedDependency[Service]) -> dict[str, Any]:
         return report(service)[1]
 
     @get("/ready", sync_to_thread=False)
-    def ready(self, service: Service) -> Response[dict[str, Any]]:
+    def ready(self, service: NamedDependency[Service]) -> Response[dict[str, Any]]:
         ready, body = report(service)
         return Response(body, status_code=200 if ready else 503)
 

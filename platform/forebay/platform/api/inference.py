@@ -18,7 +18,7 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
 from forebay.platform.relay.metrics import CLIENTS_LEFT, IN_FLIGHT, REQUESTS
 from forebay.platform.relay.relay import Relay
-from forebay.platform.tenancy.auth import Authenticator, require
+from forebay.platform.tenancy.auth import Authenticator, bearer, require
 from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
 
@@ -156,7 +156,7 @@ class Inferences:
             self.gate.leave(principal.project_id)
 
     async def _authenticate(self, headers: dict[bytes, bytes]) -> Principal:
-        token = self._auth.token(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
         return self._auth.cached(token) or await self._auth.authenticate(token)
 
     async def _decode(self, api: str, body: bytes) -> Inference:

@@ -3,6 +3,8 @@
 from typing import Any
 
 from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from forebay.platform.catalogue import Entry
 from forebay.platform.service import Service
@@ -14,7 +16,7 @@ class ModelsController(Controller):
     path = "/v1/models"
 
     @get("/", sync_to_thread=False)
-    def list_models(self, service: Service, principal: Principal) -> dict[str, Any]:
+    def list_models(self, service: NamedDependency[Service], principal: NamedDependency[Principal]) -> dict[str, Any]:
         require(principal, Scope.INFERENCE)
         cards = [
             _card(entry, name)
@@ -24,7 +26,7 @@ class ModelsController(Controller):
         return {"object": "list", "data": cards}
 
     @get("/{name:path}", sync_to_thread=False)
-    def get_model(self, service: Service, principal: Principal, name: str) -> dict[str, Any]:
+    def get_model(self, service: NamedDependency[Service], principal: NamedDependency[Principal], name: FromPath[str]) -> dict[str, Any]:
         require(principal, Scope.INFERENCE)
         asked = name.lstrip("/")
         return _card(service.catalogue.resolve(asked, principal), asked)

@@ -106,7 +106,7 @@ class StreamTransform:
             at += len(_FINISH)
             self.finish_reason = frame[at : frame.find(b'"', at)].decode("ascii", "replace")
         at = frame.rfind(_USAGE)
-        if at < 0 or self._rename is not None and self._rename[0] not in frame:
+        if at < 0 or (self._rename is not None and self._rename[0] not in frame):
             return self._slow_frame(frame)
         start = at + len(_USAGE)
         end = _object_end(frame, start) if frame[start] == 0x7B else start + 4  # or null

@@ -52,7 +52,8 @@ class StoreHealth:
         return self._states
 
     async def _watch(self, name: str) -> None:
-        while True:
+        task = asyncio.current_task()
+        while task is None or not task.cancelling():  # drivers can swallow a cancellation while they close a connection
             await self._ask(name)
             await asyncio.sleep(self._interval)
 

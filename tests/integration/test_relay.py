@@ -1,0 +1,399 @@
+"""Through the front door to an engine double and into the ledger: what tenants, engines and finance see."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from openai import APIError, AsyncOpenAI
+
+from tests.doubles.engine.faults import Fault
+from tests.doubles.engine.server import EngineDouble
+from tests.integration.conftest import OpenDoor
+from tests.integration.door import MODEL, Door
+
+SLOW = {"token_seconds": 0.02, "answer_tokens": None}
+
+
+async def stream(door: Door, **body: Any) -> list[dict[str, Any]]:
+    """The events of a streamed chat, [DONE] checked and removed."""
+    response = await door.chat(stream=True, **body)
+    assert response.status_code == 200, response.text
+    frames = response.text.split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""]
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2] if not frame.startswith(":")]
+
+
+def counters(*engines: EngineDouble) -> tuple[int, int, int]:
+    """Prompt, cached and generated tokens by the engines' own counters."""
+    return (
+        sum(e.metrics.prompt_tokens for e in engines),
+        sum(e.metrics.cached_tokens for e in engines),
+        sum(e.metrics.generation_tokens for e in engines),
+    )
+
+
+def ledger(records: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """The same of the ledger's engine-side quantities."""
+    return (
+        sum(r["engine_input_uncached"] + r["engine_cache_read"] + r["engine_cache_write"] for r in records),
+        sum(r["engine_cache_read"] for r in records),
+        sum(r["engine_output"] for r in records),
+    )
+
+
+async def test_the_plain_openai_client_streams_and_the_bill_agrees(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        chunks = [
+            chunk
+            async for chunk in await door.openai.chat.completions.create(
+                model="alias", messages=[{"role": "user", "content": "hello there"}], max_tokens=7, stream=True,
+                stream_options={"include_usage": True},
+            )
+        ]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text
+        assert {chunk.model for chunk in chunks} == {"alias"}
+        usage = chunks[-1].usage
+        assert usage is not None
+        (record,) = await door.records(1)
+        assert record["status"] == "completed"
+        assert record["model"] == MODEL
+        assert record["billable_output"] == usage.completion_tokens == 7
+        assert record["billable_input_uncached"] + record["billable_cache_write"] == usage.prompt_tokens
+        assert ledger([record]) == counters(engine)
+
+
+async def test_a_whole_answer_names_the_alias_the_tier_and_the_request(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        response = await door.http.post("/v1/chat/completions", json={
+            "model": "alias", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "service_tier": "priority"
+        })  # fmt: skip
+        body = response.json()
+        assert body["model"] == "alias"
+        assert body["service_tier"] == "default"  # as served, not as asked
+        assert response.headers["x-request-id"].startswith("req_")
+        assert response.headers["x-forebay-endpoint"] == "engine-0"
+        assert int(response.headers["openai-processing-ms"]) >= 0
+        (record,) = await door.records(1)
+        assert record["request_id"] == response.headers["x-request-id"]
+        assert (record["tier_requested"], record["tier_used"]) == ("priority", "default")
+
+
+async def test_usage_is_shown_only_to_those_who_ask(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        silent = await stream(door, max_tokens=3)
+        assert all("usage" not in event and event["choices"] for event in silent)
+        asked = await stream(door, max_tokens=3, stream_options={"include_usage": True})
+        assert [event["usage"] for event in asked[:-1]] == [None] * (len(asked) - 1)
+        assert asked[-1]["choices"] == []
+        assert asked[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_completions_and_embeddings(open_door: OpenDoor) -> None:
+    async with EngineDouble(embeddings=True) as engine, open_door(engine) as door:
+        completion = await door.openai.completions.create(model=MODEL, prompt=["one", "two words"], max_tokens=4, n=2)
+        assert len(completion.choices) == 4
+        embedding = await door.openai.embeddings.create(model=MODEL, input=["one", "two words"])
+        assert len(embedding.data) == 2
+        records = await door.records(2)
+        assert [r["api"] for r in records] == ["completions", "embeddings"]
+        assert records[1]["billable_output"] == 0
+        assert records[1]["billable_input_uncached"] > 0
+
+
+async def test_an_engine_sees_only_what_it_should(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        secret = {"cache_salt": "mine", "priority": -100, "request_id": "x", "kv_transfer_params": {"a": 1}, "user": "bob"}
+        await door.chat(max_tokens=2, temperature=0.5, **secret)
+        await door.http.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": "hello", "name": "n", "x_vendor": [1]}]},
+            headers={"authorization": f"Bearer {await door.new_key()}", "x-request-id": "evil", "x-vllm-priority": "-9",
+                     "x-session-id": "s", "cookie": "c"},
+        )  # fmt: skip
+        mine, other = (r for r in engine.requests if r.path == "/v1/chat/completions")
+        assert set(msgspec.json.decode(mine.body)) == {"model", "messages", "max_tokens", "temperature", "cache_salt"}
+        assert msgspec.json.decode(other.body)["messages"] == [
+            {"role": "user", "content": "hello", "name": "n", "x_vendor": [1]}
+        ]
+        salts = {msgspec.json.decode(r.body)["cache_salt"] for r in (mine, other)}
+        assert len(salts) == 2
+        assert "mine" not in salts
+        for seen in (mine, other):
+            assert set(seen.headers) == {"host", "content-type", "content-length", "x-request-id"}
+            assert seen.headers["x-request-id"].startswith("req_")
+            assert door.key.encode() not in seen.body
+
+
+async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_it_got(open_door: OpenDoor) -> None:
+    async with EngineDouble(**SLOW) as engine, open_door(engine) as door:
+        async with door.http.stream(
+            "POST", "/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000, "stream": True},
+        ) as response:
+            lines = response.aiter_lines()
+            for _ in range(12):
+                await anext(lines)
+        await stopped(engine)
+        (record,) = await door.records(1)
+        assert (record["status"], record["terminated_by"]) == ("cancelled", "client")
+        assert record["measured"]
+        assert 0 < record["engine_output"] < 100
+        assert record["billable_output"] == record["engine_output"]
+        assert ledger([record]) == counters(engine)
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: OpenDoor, scale_out: bool) -> None:
+    async with EngineDouble(scale_out=scale_out, **SLOW) as engine, open_door(engine) as door:
+        with pytest.raises(httpx.ReadTimeout):
+            await door.http.post(
+                "/v1/chat/completions", timeout=0.5,
+                json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000},
+            )
+        await stopped(engine)
+        (record,) = await door.records(1)
+        assert record["status"] == "cancelled"
+        assert record["measured"] is scale_out
+        if scale_out:
+            assert ledger([record]) == counters(engine)
+            assert record["billable_output"] > 0
+
+
+async def test_without_abort_by_id_leaving_a_stream_is_exact_too(open_door: OpenDoor) -> None:
+    async with EngineDouble(scale_out=False, **SLOW) as engine, open_door(engine) as door:
+        for _ in range(2):
+            async with door.http.stream(
+                "POST", "/v1/chat/completions",
+                json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000, "stream": True},
+            ) as response:
+                await anext(response.aiter_lines())
+        await stopped(engine)
+        records = await door.records(2)
+        assert {r["status"] for r in records} == {"cancelled"}
+        assert ledger(records)[2] == counters(engine)[2]
+        assert ledger(records)[0] == counters(engine)[0]
+
+
+async def test_leaving_before_the_first_token_is_free(open_door: OpenDoor) -> None:
+    async with EngineDouble(prefill_rate=20.0, **SLOW) as engine, open_door(engine) as door:
+        with pytest.raises(httpx.ReadTimeout):
+            await door.http.post("/v1/chat/completions", timeout=0.4, json={
+                "model": MODEL, "messages": [{"role": "user", "content": "word " * 100}], "stream": True})  # fmt: skip
+        await stopped(engine)
+        (record,) = await door.records(1)
+        assert record["status"] == "cancelled"
+        assert ledger([record]) == counters(engine) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("fault", [
+    Fault(kind="status", status=500), Fault(kind="status", status=503), Fault(kind="status", status=429),
+    Fault(kind="close_before_headers"), Fault(kind="close_before_headers", rst=True), Fault(kind="close_after_headers"),
+    Fault(kind="error_event", after=0), Fault(kind="malformed_frame", after=0),
+], ids=lambda f: f"{f.kind}-{f.status}-{f.rst}")  # fmt: skip
+async def test_a_failure_before_the_first_byte_goes_to_the_other_replica(open_door: OpenDoor, fault: Fault) -> None:
+    fault = msgspec.structs.replace(fault, path="/v1/chat")
+    async with EngineDouble(faults=(fault,)) as broken, EngineDouble() as well, open_door(broken, well) as door:
+        for number in range(12):  # whichever is picked first
+            events = await stream(door, content=f"conversation {number}", max_tokens=3)
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+        records = await door.records(12 + sum(r.path.startswith("/v1/chat") for r in broken.requests))
+        assert sum(r["status"] == "completed" for r in records) == 12
+        failed = [r for r in records if r["status"] == "failed"]
+        assert failed
+        assert all(r["billable_output"] == r["billable_input_uncached"] == 0 for r in failed)
+        assert {r["attempt"] for r in failed} == {1}
+
+
+async def test_a_replica_that_is_gone_costs_nothing(open_door: OpenDoor) -> None:
+    async with EngineDouble() as gone, EngineDouble() as well, open_door(gone, well) as door:
+        await gone.refuse()
+        answers = await asyncio.gather(*(door.chat(f"conversation {n}", max_tokens=2) for n in range(20)))
+        assert {a.status_code for a in answers} == {200}
+        assert (await door.http.get("/health")).json()["status"] == "degraded"
+        await gone.listen()
+        for _ in range(50):
+            if (await door.http.get("/health")).json()["status"] == "ok":
+                break
+            await asyncio.sleep(0.1)
+        else:
+            raise AssertionError("the endpoint did not come back")
+
+
+async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        await engine.refuse()
+        response = await door.chat(max_tokens=2)
+        again = await door.chat(max_tokens=2)
+        assert response.status_code == again.status_code == 503
+        assert again.json()["error"]["code"] == "no_endpoint"
+        assert int(again.headers["retry-after"]) >= 1
+        assert (await door.http.get("/ready")).status_code == 503
+        assert (await door.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("fault", [
+    Fault(kind="close", after=4), Fault(kind="close", after=4, rst=True), Fault(kind="error_event", after=4),
+    Fault(kind="malformed_frame", after=4),
+], ids=lambda f: f"{f.kind}-{f.rst}")  # fmt: skip
+async def test_an_engine_that_dies_while_streaming_ends_in_an_error_frame(open_door: OpenDoor, fault: Fault) -> None:
+    async with EngineDouble(faults=(fault,), **SLOW) as engine, open_door(engine) as door:
+        response = await door.chat(max_tokens=50, stream=True)
+        frames = response.text.split("\n\n")
+        assert frames[-2] == "data: [DONE]"
+        error = json.loads(frames[-3].removeprefix("data: "))["error"]
+        assert error["code"] == "engine_error"
+        (record,) = await door.records(1)
+        assert (record["status"], record["error"]) == ("failed", "engine_error")
+        assert record["billable_output"] == 0
+        assert record["engine_output"] > 0
+        with pytest.raises(APIError):
+            async for _ in await door.openai.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True, max_tokens=50
+            ):
+                pass
+
+
+async def test_a_stream_without_done_but_finished_is_whole(open_door: OpenDoor) -> None:
+    async with EngineDouble(faults=(Fault(kind="done_missing"),)) as engine, open_door(engine) as door:
+        events = await stream(door, max_tokens=3)
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        (record,) = await door.records(1)
+        assert record["status"] == "completed"
+
+
+@pytest.mark.parametrize(("kind", "measured"), [("usage_missing", False), ("usage_zero", True)])
+async def test_missing_usage_is_flagged_and_zero_is_a_value(open_door: OpenDoor, kind: Any, measured: bool) -> None:
+    async with EngineDouble(faults=(Fault(kind=kind),)) as engine, open_door(engine) as door:
+        await door.chat(max_tokens=3)
+        (record,) = await door.records(1)
+        assert record["status"] == "completed"
+        assert record["measured"] is measured
+        assert record["billable_output"] == 0
+
+
+async def test_a_silent_engine_is_bridged_by_heartbeats_and_a_deadline(open_door: OpenDoor) -> None:
+    fault = Fault(kind="hang_before_headers", path="/v1/chat")
+    timeouts = {"heartbeatAfter": 0.3, "firstByte": 1.2}
+    async with EngineDouble(faults=(fault,)) as engine, open_door(engine, timeouts=timeouts) as door:
+        response = await door.chat(stream=True)
+        frames = response.text.split("\n\n")
+        assert response.status_code == 200
+        assert frames[0] == ": heartbeat"
+        assert frames.count(": heartbeat") >= 2
+        assert json.loads(frames[-3].removeprefix("data: "))["error"]["code"] == "engine_timeout"
+        assert frames[-2] == "data: [DONE]"
+        whole = await door.chat()
+        assert whole.status_code == 504
+        assert {r["terminated_by"] for r in await door.records(2)} == {"deadline"}
+
+
+async def test_the_openai_client_reads_through_heartbeats(open_door: OpenDoor) -> None:
+    fault = Fault(kind="hang", after=2, seconds=0.9, times=1)
+    async with EngineDouble(faults=(fault,)) as engine, open_door(engine, timeouts={"heartbeatAfter": 0.2}) as door:
+        chunks = [
+            chunk
+            async for chunk in await door.openai.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True, max_tokens=5
+            )
+        ]
+        assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_an_over_long_prompt_is_named_as_such(open_door: OpenDoor) -> None:
+    async with EngineDouble(max_model_len=256) as engine, open_door(engine) as door:
+        response = await door.chat("word " * 1000)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert (await door.chat(max_tokens=2)).status_code == 200
+
+
+async def test_a_revoked_key_stops_within_a_second_while_requests_run(open_door: OpenDoor) -> None:
+    async with EngineDouble(**SLOW) as engine, open_door(engine) as door:
+        running = asyncio.create_task(door.chat(max_tokens=100, stream=True))
+        while not engine.scheduler.in_flight:
+            await asyncio.sleep(0.01)
+        await door.service.tenancy.revoke_key(door.key_id)
+        began = asyncio.get_running_loop().time()
+        while (response := await door.chat(max_tokens=1)).status_code != 401:
+            assert asyncio.get_running_loop().time() - began < 1.0
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert (await running).text.endswith("data: [DONE]\n\n")
+
+
+async def test_several_choices_bill_the_prompt_once_and_count_it_as_the_engine_does(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        response = await door.chat("hello", n=3, max_tokens=4)
+        usage = response.json()["usage"]
+        (record,) = await door.records(1)
+        billed = record["billable_input_uncached"] + record["billable_cache_read"] + record["billable_cache_write"]
+        assert billed == usage["prompt_tokens"]
+        assert ledger([record])[0] == counters(engine)[0] == 3 * usage["prompt_tokens"]
+        assert ledger([record])[2] == counters(engine)[2] == 12
+
+
+async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(open_door: OpenDoor) -> None:
+    """Normal, streamed, cancelled and failed requests at once, from two tenants, on engines that stay alive."""
+    rng = random.Random(7)
+    refusals = Fault(kind="status", status=500, path="/v1/chat", probability=0.1)
+    async with (
+        EngineDouble(token_seconds=0.005, answer_tokens=None, faults=(refusals,)) as one,
+        EngineDouble(token_seconds=0.005, answer_tokens=None) as two,
+        open_door(one, two) as door,
+    ):
+        clients = [door.http, httpx.AsyncClient(
+            base_url=door.url, headers={"authorization": f"Bearer {await door.new_key()}"}, timeout=30.0)]  # fmt: skip
+
+        async def request(number: int) -> None:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": f"{number % 7} " + "word " * (number % 90)}],
+                    "max_tokens": rng.randint(1, 60), "stream": number % 3 != 0}  # fmt: skip
+            if number % 11 == 0:
+                body["max_tokens"] = 100_000  # refused by the engine
+            try:
+                await clients[number % 2].post(
+                    "/v1/chat/completions", json=body, timeout=0.05 * (number % 5) if number % 5 else 30.0
+                )
+            except httpx.TimeoutException:
+                pass
+
+        for begin in range(0, 120, 24):
+            await asyncio.gather(*(request(n) for n in range(begin, begin + 24)))
+        await clients[1].aclose()
+        await stopped(one, two)
+        await asyncio.sleep(0.5)
+        count = door.service.spool.open_count
+        assert count == 0
+        async with door.service.engine.connect() as db:
+            from sqlalchemy import text
+            while door.service.spool.unshipped:
+                await asyncio.sleep(0.1)
+            records = [dict(r) for r in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
+        assert {r["status"] for r in records} == {"completed", "cancelled", "failed"}
+        assert ledger(records) == counters(one, two)
+        assert all(e.load.in_flight == 0 and e.load.booked_s == 0 for p in door.service.pools for e in p.endpoints.values())
+
+
+async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_door: OpenDoor) -> None:
+    from forebay.platform.tenancy.principal import Scope
+
+    async with EngineDouble() as engine, open_door(engine) as door:
+        key = await door.new_key(scopes=(Scope.INFERENCE,))
+        client = AsyncOpenAI(base_url=f"{door.url}/v1", api_key=key)
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=1
+        )
+        assert "x-forebay-endpoint" not in raw.headers
+        await client.close()
+
+
+async def stopped(*engines: EngineDouble) -> None:
+    """Returns when the engines have nothing running; raises if that takes more than a second."""
+    for _ in range(50):
+        if not any(engine.scheduler.in_flight for engine in engines):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the engine still runs a second after its client left")
