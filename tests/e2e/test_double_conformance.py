@@ -1,12 +1,11 @@
 """The engine double beside a real vLLM: the same requests, the same shapes, the same counting. Text is ignored.
 
-The real engine is the fixture `vllm_engine`, or the URL in FOREBAY_VLLM_URL. It runs with --block-size 32,
+The real engine is the fixture `vllm_engine` (FOREBAY_VLLM_URL names one that runs already). It runs with --block-size 32,
 --enable-prompt-tokens-details and --enable-scale-out, and nobody else may use it meanwhile: counters are compared.
 """
 
 import asyncio
 import json
-import os
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import pytest
 
 from tests.doubles.engine import EngineDouble
 from tests.doubles.wire import counters, events, growth
+from tests.e2e.engines import Engine as Real
 
 pytestmark = pytest.mark.engine
 
@@ -52,21 +52,16 @@ class Engine:
 
 
 @pytest.fixture
-def vllm_url(request: pytest.FixtureRequest) -> str:
-    return os.environ.get("FOREBAY_VLLM_URL") or str(request.getfixturevalue("vllm_engine"))
-
-
-@pytest.fixture
-async def both(vllm_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
+async def both(vllm_engine: Real) -> AsyncIterator[tuple[Engine, Engine]]:
     """The real engine and the double, which serves the same model's name."""
-    async with httpx.AsyncClient(base_url=vllm_url, timeout=300) as real_client:
+    async with httpx.AsyncClient(base_url=vllm_engine.url, timeout=300) as real_client:
         card = (await real_client.get("/v1/models")).json()["data"][0]
         settings = {"model": card["id"], "max_model_len": card["max_model_len"]}
         async with (
             EngineDouble(token_seconds=0.02, prefill_rate=3000, **settings) as double,
             httpx.AsyncClient(base_url=double.url, timeout=60) as client,
         ):
-            yield Engine(vllm_url, card["id"], real_client), Engine(double.url, card["id"], client)
+            yield Engine(vllm_engine.url, card["id"], real_client), Engine(double.url, card["id"], client)
 
 
 def shape(value: Any, key: str = "") -> Any:

@@ -1,6 +1,7 @@
 """`forebay demo`: two tenants talk to the platform at the same time, and see their bills."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -39,6 +40,7 @@ def demo(file: Path | None, base_url: str | None, keys: tuple[str, ...], model: 
 
     Uses the platform that `forebay up` runs here, or starts one and stops it again.
     """
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # the SDK's client says a line per request
     if base_url and len(keys) != len(TENANTS):
         raise click.UsageError("--base-url needs two --key, one of each tenant")
     try:

@@ -1,6 +1,7 @@
 """`forebay up`: the whole platform on this machine, in the foreground."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import click
@@ -27,14 +28,14 @@ Talk to it with curl:
   curl -N {url}/v1/chat/completions \\
     -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\
     -d '{{"model": "{model}", "stream": true,
-         "messages": [{{"role": "user", "content": "What is the capital of Spain?"}}]}}'
+         "messages": [{{"role": "user", "content": "What is the capital of Italy?"}}]}}'
 
 or with the OpenAI SDK (pip install openai):
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="{key}")
   stream = client.chat.completions.create(
-      model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of Spain?"}}])
+      model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of Italy?"}}])
   for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
@@ -51,6 +52,7 @@ def up(file: Path | None, port: int | None, prepare: bool) -> None:
 
     Without pools in the configuration it installs vLLM for CPUs on the first start and runs local replicas.
     """
+    logging.getLogger("forebay.platform.stores.daemon").setLevel(logging.WARNING)  # the progress says it already
     try:
         config = load_config(file)
     except ConfigError as error:

@@ -17,21 +17,21 @@ WRAP = 88  # columns of an answer
 ASK_AGAIN = 2  # times a turn is repeated when its answer was cut in the middle
 
 SYSTEM = (
-    "You are a patient teacher. Answer each question in one or two short and simple sentences, name facts rather than "
-    "opinions, keep to the question that was asked, and use what was said earlier in the conversation."
+    "You are a helpful assistant. You answer every question truthfully in one short sentence, and you use what was "
+    "said earlier in the conversation when it helps to understand the question."
 )
-QUESTIONS: dict[str, tuple[str, ...]] = {
+QUESTIONS: dict[str, tuple[str, ...]] = {  # within the powers of a model of 135M parameters
     "demo-a": (
-        "What is the capital of Spain?",
+        "What is the capital of Italy?",
+        "Which language do people speak there?",
+        "What food is Italy famous for?",
         "And what is the capital of France?",
-        "Name one food that people like in both countries.",
-        "Write one sentence that thanks the reader.",
     ),
     "demo-b": (
         "What do bees make?",
-        "Why do people like it?",
-        "Name one flower that bees visit.",
-        "Write one sentence that says goodbye to the bees.",
+        "Why do people like honey?",
+        "What colour is honey?",
+        "And which insect makes it?",
     ),
 }
 Say = Callable[[str], None]

@@ -62,6 +62,7 @@ class Stack:
         self.progress = progress
         self.supervisor = Supervisor(self.paths.logs, progress)
         self._stores = HeldStores(self.config, progress)
+        self._announced: Running | None = None
         self.credentials: Credentials | None = None
 
     @property
@@ -90,7 +91,8 @@ class Stack:
 
     async def run(self) -> None:
         """Until a stop is asked for. Raises `LocalError` when a part cannot be kept running."""
-        tasks = [asyncio.create_task(self.supervisor.run()), asyncio.create_task(self._stores.watch())]
+        work = (self.supervisor.run(), self._stores.watch(), self._keep_announcing())
+        tasks = [asyncio.create_task(one) for one in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -169,7 +171,15 @@ class Stack:
     def _announce(self) -> None:
         pids = {**self._stores.pids, **self.supervisor.pids}
         found = Running(os.getpid(), self.base_url, str(self.paths.config), pids)
-        settings.write_private(self.paths.running, msgspec.json.encode(found).decode())
+        if found != self._announced:
+            settings.write_private(self.paths.running, msgspec.json.encode(found).decode())
+        self._announced = found
+
+    async def _keep_announcing(self) -> None:
+        """Parts that were started again have other pids."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._announce()
 
     async def _or_stop(self, starting: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(starting)

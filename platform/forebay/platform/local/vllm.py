@@ -84,7 +84,7 @@ def part(paths: Paths, replica: Replica, *, index: int, kv_cache_gib: int) -> Pa
         },
         ready_url=f"{replica.url}/health",
         ready_timeout=600.0,
-        stop_timeout=20.0,
+        stop_timeout=5.0,  # the front door has drained by then, and vLLM's workers take 10 s to notice their end
         rank=1,
         describe=doing,
     )  # fmt: skip
