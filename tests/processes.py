@@ -49,8 +49,14 @@ class Door(Struct):
 async def python_process(*arguments: str, ready: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`python -m …`, from when it prints `ready` until the block ends (SIGTERM, then SIGKILL)."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE, stderr=None, cwd=_ROOT,
-        env={**os.environ, **environment}, start_new_session=True,
+        sys.executable,
+        "-m",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=None,
+        cwd=_ROOT,
+        env={**os.environ, **environment},
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:
@@ -72,8 +78,15 @@ async def python_process(*arguments: str, ready: str, **environment: str) -> Asy
 
 @asynccontextmanager
 async def front_door(
-    state: Path, engines: Sequence[str], *, model: str, postgres: str, valkey: str, port: int | None = None,
-    key: str | None = None, **changes: Any,
+    state: Path,
+    engines: Sequence[str],
+    *,
+    model: str,
+    postgres: str,
+    valkey: str,
+    port: int | None = None,
+    key: str | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Door]:
     """`forebay serve` over `engines`. `changes` are further sections of its configuration, as in the file."""
     port = port or free_port()
@@ -81,17 +94,39 @@ async def front_door(
         "apiVersion": "forebay.dev/v1",
         "server": {"port": port, "drainTimeout": 5.0, **changes.pop("server", {})},
         "stores": {"postgres": postgres, "valkey": valkey, "stateDir": str(state), **changes.pop("stores", {})},
-        "pools": [{"name": "main", "endpoints": [{"url": url, "name": f"engine-{i}", **changes.get("endpoint", {})}
-                                                 for i, url in enumerate(engines)]}],
-        "models": [{"name": model, "pool": "main", "aliases": ["alias"], "apis": ["chat", "completions", "embeddings"],
-                    "prices": [{"version": "v1", "effectiveFrom": "2026-01-01T00:00:00Z", "input": "0.5",
-                                "cacheRead": "0.1", "output": "1.5"}]}],
+        "pools": [
+            {
+                "name": "main",
+                "endpoints": [
+                    {"url": url, "name": f"engine-{i}", **changes.get("endpoint", {})} for i, url in enumerate(engines)
+                ],
+            }
+        ],
+        "models": [
+            {
+                "name": model,
+                "pool": "main",
+                "aliases": ["alias"],
+                "apis": ["chat", "completions", "embeddings"],
+                "prices": [
+                    {
+                        "version": "v1",
+                        "effectiveFrom": "2026-01-01T00:00:00Z",
+                        "input": "0.5",
+                        "cacheRead": "0.1",
+                        "output": "1.5",
+                    }
+                ],
+            }
+        ],
         **{name: value for name, value in changes.items() if name != "endpoint"},
     }
     path = state / f"forebay-{port}.yaml"
     path.write_text(yaml.safe_dump(config))
     key = key or await make_key(state, postgres)
-    async with python_process("forebay.platform.cli", "serve", "--config", str(path), ready="Forebay serves") as process:
+    async with python_process(
+        "forebay.platform.cli", "serve", "--config", str(path), ready="Forebay serves"
+    ) as process:
         yield Door(process.pid, port, key, process)
 
 

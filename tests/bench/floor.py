@@ -27,8 +27,13 @@ async def serve(port: int, engine: str) -> None:
             body += message["body"]
             more = message["more_body"]
         head = (
-            b"POST " + scope["path"].encode() + b" HTTP/1.1\r\nhost: " + engine_host
-            + b"\r\ncontent-type: application/json\r\ncontent-length: " + str(len(body)).encode() + b"\r\n\r\n"
+            b"POST "
+            + scope["path"].encode()
+            + b" HTTP/1.1\r\nhost: "
+            + engine_host
+            + b"\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
         )
         connection = await client.acquire()
         try:
@@ -44,7 +49,12 @@ async def serve(port: int, engine: str) -> None:
 
     app = Litestar([asgi("/v1/chat/completions", copy_scope=False)(relay)], openapi_config=None, logging_config=None)
     server = Server(
-        app, address="127.0.0.1", port=port, interface=Interfaces.ASGINL, websockets=False, backlog=1024,
+        app,
+        address="127.0.0.1",
+        port=port,
+        interface=Interfaces.ASGINL,
+        websockets=False,
+        backlog=1024,
         log_enabled=False,
     )
     print("ready", flush=True)

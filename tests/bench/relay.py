@@ -34,7 +34,11 @@ async def bench(rounds: int, seconds: float, small: int) -> dict[str, float]:
     async with _subjects() as subjects:
         for number in range(rounds):
             for name, (pid, port, key, engine_reads_usage) in subjects.items():
-                extra = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if engine_reads_usage else {}
+                extra = (
+                    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+                    if engine_reads_usage
+                    else {}
+                )
                 stream = load.request("/v1/chat/completions", {**stream_body, **extra}, key=key)
                 whole = load.request("/v1/chat/completions", small_body, key=key)
                 await load.requests(port, whole, connections=4, total=100)  # warm
@@ -48,8 +52,11 @@ async def bench(rounds: int, seconds: float, small: int) -> dict[str, float]:
                 before = cpu_seconds(pid)
                 await load.requests(port, whole, connections=1, total=small // 4)
                 alone = (cpu_seconds(pid) - before) / (small // 4) * 1e3
-                print(f"round {number + 1} {name:8} {us:6.1f} us/event  {ms:.3f} ms/request ({rate:.0f}/s)  "
-                      f"{alone:.3f} ms/request over one connection", flush=True)
+                print(
+                    f"round {number + 1} {name:8} {us:6.1f} us/event  {ms:.3f} ms/request ({rate:.0f}/s)  "
+                    f"{alone:.3f} ms/request over one connection",
+                    flush=True,
+                )
                 for key_, value in (("us_per_event", us), ("ms_per_request", ms), ("ms_per_request_alone", alone)):
                     results.setdefault(f"{name}_{key_}", []).append(value)
     return {key: round(statistics.median(values), 4) for key, values in results.items()}
@@ -68,8 +75,19 @@ async def _subjects() -> AsyncIterator[dict[str, tuple[int, int, str | None, boo
         state = Path(directory)
         state.chmod(0o711)
         engine, floor = free_port(), free_port()
-        double = ("tests.doubles.engine", "--port", str(engine), "--model", "bench", "--token-seconds", str(EVENT_S),
-                  "--tick-seconds", str(EVENT_S), "--answer-tokens", "none")
+        double = (
+            "tests.doubles.engine",
+            "--port",
+            str(engine),
+            "--model",
+            "bench",
+            "--token-seconds",
+            str(EVENT_S),
+            "--tick-seconds",
+            str(EVENT_S),
+            "--answer-tokens",
+            "none",
+        )
         url = f"http://127.0.0.1:{engine}"
         with embedded.start_postgres(state) as postgres, embedded.start_valkey(state) as valkey:
             async with (

@@ -21,7 +21,9 @@ from tests.processes import free_port
 
 MODEL = "smollm2-135m-instruct"
 SCOPES = (Scope.INFERENCE, Scope.USAGE_READ, Scope.DEBUG)
-PRICES = [{"version": "v1", "effectiveFrom": "2026-01-01T00:00:00Z", "input": "0.5", "cacheRead": "0.1", "output": "1.5"}]
+PRICES = [
+    {"version": "v1", "effectiveFrom": "2026-01-01T00:00:00Z", "input": "0.5", "cacheRead": "0.1", "output": "1.5"}
+]
 
 
 class Door:

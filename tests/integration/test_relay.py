@@ -1,6 +1,7 @@
 """Through the front door to an engine double and into the ledger: what tenants, engines and finance see."""
 
 import asyncio
+import contextlib
 import json
 import random
 from typing import Any
@@ -9,13 +10,16 @@ import httpx
 import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
+from sqlalchemy import text
 
+from forebay.platform.tenancy.principal import Scope
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
+from tests.doubles.engine.settings import Settings
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 
-SLOW = {"token_seconds": 0.02, "answer_tokens": None}
+SLOW = Settings(token_seconds=0.02, answer_tokens=None)
 
 
 async def stream(door: Door, **body: Any) -> list[dict[str, Any]]:
@@ -50,7 +54,10 @@ async def test_the_plain_openai_client_streams_and_the_bill_agrees(open_door: Op
         chunks = [
             chunk
             async for chunk in await door.openai.chat.completions.create(
-                model="alias", messages=[{"role": "user", "content": "hello there"}], max_tokens=7, stream=True,
+                model="alias",
+                messages=[{"role": "user", "content": "hello there"}],
+                max_tokens=7,
+                stream=True,
                 stream_options={"include_usage": True},
             )
         ]
@@ -70,7 +77,8 @@ async def test_the_plain_openai_client_streams_and_the_bill_agrees(open_door: Op
 async def test_a_whole_answer_names_the_alias_the_tier_and_the_request(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         response = await door.http.post("/v1/chat/completions", json={
-            "model": "alias", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "service_tier": "priority"
+            "model": "alias", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3,
+            "service_tier": "priority",
         })  # fmt: skip
         body = response.json()
         assert body["model"] == "alias"
@@ -107,7 +115,13 @@ async def test_completions_and_embeddings(open_door: OpenDoor) -> None:
 
 async def test_an_engine_sees_only_what_it_should(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
-        secret = {"cache_salt": "mine", "priority": -100, "request_id": "x", "kv_transfer_params": {"a": 1}, "user": "bob"}
+        secret: Any = {
+            "cache_salt": "mine",
+            "priority": -100,
+            "request_id": "x",
+            "kv_transfer_params": {"a": 1},
+            "user": "bob",
+        }
         await door.chat(max_tokens=2, temperature=0.5, **secret)
         await door.http.post(
             "/v1/chat/completions",
@@ -130,10 +144,16 @@ async def test_an_engine_sees_only_what_it_should(open_door: OpenDoor) -> None:
 
 
 async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_it_got(open_door: OpenDoor) -> None:
-    async with EngineDouble(**SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         async with door.http.stream(
-            "POST", "/v1/chat/completions",
-            json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000, "stream": True},
+            "POST",
+            "/v1/chat/completions",
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "hello"}],
+                "max_tokens": 2000,
+                "stream": True,
+            },
         ) as response:
             lines = response.aiter_lines()
             for _ in range(12):
@@ -149,10 +169,11 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_
 
 @pytest.mark.parametrize("scale_out", [True, False])
 async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: OpenDoor, scale_out: bool) -> None:
-    async with EngineDouble(scale_out=scale_out, **SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW, scale_out=scale_out) as engine, open_door(engine) as door:
         with pytest.raises(httpx.ReadTimeout):
             await door.http.post(
-                "/v1/chat/completions", timeout=0.5,
+                "/v1/chat/completions",
+                timeout=0.5,
                 json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000},
             )
         await stopped(engine)
@@ -165,11 +186,17 @@ async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: O
 
 
 async def test_without_abort_by_id_leaving_a_stream_is_exact_too(open_door: OpenDoor) -> None:
-    async with EngineDouble(scale_out=False, **SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW, scale_out=False) as engine, open_door(engine) as door:
         for _ in range(2):
             async with door.http.stream(
-                "POST", "/v1/chat/completions",
-                json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000, "stream": True},
+                "POST",
+                "/v1/chat/completions",
+                json={
+                    "model": MODEL,
+                    "messages": [{"role": "user", "content": "hello"}],
+                    "max_tokens": 2000,
+                    "stream": True,
+                },
             ) as response:
                 await anext(response.aiter_lines())
         await stopped(engine)
@@ -180,7 +207,7 @@ async def test_without_abort_by_id_leaving_a_stream_is_exact_too(open_door: Open
 
 
 async def test_leaving_before_the_first_token_is_free(open_door: OpenDoor) -> None:
-    async with EngineDouble(prefill_rate=20.0, **SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW, prefill_rate=20.0) as engine, open_door(engine) as door:
         with pytest.raises(httpx.ReadTimeout):
             await door.http.post("/v1/chat/completions", timeout=0.4, json={
                 "model": MODEL, "messages": [{"role": "user", "content": "word " * 100}], "stream": True})  # fmt: skip
@@ -241,7 +268,7 @@ async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenD
     Fault(kind="malformed_frame", after=4),
 ], ids=lambda f: f"{f.kind}-{f.rst}")  # fmt: skip
 async def test_an_engine_that_dies_while_streaming_ends_in_an_error_frame(open_door: OpenDoor, fault: Fault) -> None:
-    async with EngineDouble(faults=(fault,), **SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW, faults=(fault,)) as engine, open_door(engine) as door:
         response = await door.chat(max_tokens=50, stream=True)
         frames = response.text.split("\n\n")
         assert frames[-2] == "data: [DONE]"
@@ -313,7 +340,7 @@ async def test_an_over_long_prompt_is_named_as_such(open_door: OpenDoor) -> None
 
 
 async def test_a_revoked_key_stops_within_a_second_while_requests_run(open_door: OpenDoor) -> None:
-    async with EngineDouble(**SLOW) as engine, open_door(engine) as door:
+    async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         running = asyncio.create_task(door.chat(max_tokens=100, stream=True))
         while not engine.scheduler.in_flight:
             await asyncio.sleep(0.01)
@@ -349,16 +376,15 @@ async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(open_door
             base_url=door.url, headers={"authorization": f"Bearer {await door.new_key()}"}, timeout=30.0)]  # fmt: skip
 
         async def request(number: int) -> None:
-            body = {"model": MODEL, "messages": [{"role": "user", "content": f"{number % 7} " + "word " * (number % 90)}],
+            content = f"{number % 7} " + "word " * (number % 90)
+            body = {"model": MODEL, "messages": [{"role": "user", "content": content}],
                     "max_tokens": rng.randint(1, 60), "stream": number % 3 != 0}  # fmt: skip
             if number % 11 == 0:
                 body["max_tokens"] = 100_000  # refused by the engine
-            try:
+            with contextlib.suppress(httpx.TimeoutException):
                 await clients[number % 2].post(
                     "/v1/chat/completions", json=body, timeout=0.05 * (number % 5) if number % 5 else 30.0
                 )
-            except httpx.TimeoutException:
-                pass
 
         for begin in range(0, 120, 24):
             await asyncio.gather(*(request(n) for n in range(begin, begin + 24)))
@@ -368,18 +394,17 @@ async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(open_door
         count = door.service.spool.open_count
         assert count == 0
         async with door.service.engine.connect() as db:
-            from sqlalchemy import text
             while door.service.spool.unshipped:
                 await asyncio.sleep(0.1)
             records = [dict(r) for r in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
         assert {r["status"] for r in records} == {"completed", "cancelled", "failed"}
         assert ledger(records) == counters(one, two)
-        assert all(e.load.in_flight == 0 and e.load.booked_s == 0 for p in door.service.pools for e in p.endpoints.values())
+        assert all(
+            e.load.in_flight == 0 and e.load.booked_s == 0 for p in door.service.pools for e in p.endpoints.values()
+        )
 
 
 async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_door: OpenDoor) -> None:
-    from forebay.platform.tenancy.principal import Scope
-
     async with EngineDouble() as engine, open_door(engine) as door:
         key = await door.new_key(scopes=(Scope.INFERENCE,))
         client = AsyncOpenAI(base_url=f"{door.url}/v1", api_key=key)

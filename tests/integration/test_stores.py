@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 
+import psutil
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -83,18 +84,26 @@ def test_stale_pid_that_a_stranger_has_now_does_not_stop_a_start() -> None:
             stranger.communicate(b"\n")
 
 
-def test_server_found_by_another_process_outlives_its_starter() -> None:
-    """`forebay up` killed outright leaves a server; the next command finds it and, being the last, stops it."""
+def test_server_is_shared_between_processes_and_stops_when_the_last_was_killed() -> None:
     with state_directory() as state:
         code = (
-            "import os, pathlib, sys; from forebay.platform.stores import embedded; "
-            f"print(embedded.start_postgres(pathlib.Path({str(state)!r}), fast=True).pid, flush=True); os._exit(9)"
+            "import os, pathlib; from forebay.platform.stores import embedded; "
+            f"print(embedded.start_postgres(pathlib.Path({str(state)!r}), fast=True).pid, flush=True); os.read(0, 1)"
         )
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        pid = int(out.stdout)
+        starter = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert starter.stdin
+        assert starter.stdout
+        pid = int(starter.stdout.readline())
         with embedded.start_postgres(state) as server:
             assert (server.pid, server.process) == (pid, None)
-        assert not Path(f"/proc/{pid}").exists() or not server.alive()
+            starter.kill()
+            starter.communicate()
+            time.sleep(0.5)
+            assert server.alive()  # we still hold it
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(server, "stop", lambda timeout: None)  # killed before it could clean up
+                server.release()
+        asyncio.run(eventually(lambda: not psutil.pid_exists(pid), timeout=10.0))
 
 
 def test_settings_of_another_postgres_in_the_environment_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

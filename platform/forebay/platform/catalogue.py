@@ -38,8 +38,11 @@ class Catalogue:
         entry = self._by_name.get(name)
         if entry is None or not (principal.models is None or entry.model.name in principal.models):
             raise ApiError(
-                404, "model_not_found", f"The model '{name[:128]}' does not exist or you do not have access to it.",
-                type="invalid_request_error", param="model",
+                404,
+                "model_not_found",
+                f"The model '{name[:128]}' does not exist or you do not have access to it.",
+                type="invalid_request_error",
+                param="model",
             )
         return entry
 
@@ -48,7 +51,8 @@ class Catalogue:
         if _API_NAMES[api] not in entry.model.apis:
             raise invalid(
                 f"The model '{name}' does not serve this API; it serves: {', '.join(entry.model.apis)}.",
-                param="model", code="unsupported_model",
+                param="model",
+                code="unsupported_model",
             )
         return entry
 
@@ -57,8 +61,12 @@ def prices_of(config: Config) -> list[Price]:
     """Every price version in the configuration; cached and written input default to the input price."""
     return [
         Price(
-            model=model.name, version=p.version, effective_from=p.effective_from.timestamp(), currency=config.currency,
-            input=p.input, output=p.output,
+            model=model.name,
+            version=p.version,
+            effective_from=p.effective_from.timestamp(),
+            currency=config.currency,
+            input=p.input,
+            output=p.output,
             cache_read=p.input if p.cache_read is None else p.cache_read,
             cache_write=p.input if p.cache_write is None else p.cache_write,
         )

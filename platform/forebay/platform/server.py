@@ -60,7 +60,7 @@ async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
     try:
         yield task
     finally:
-        server.stop()
+        server.stop()  # type: ignore[no-untyped-call]
         await asyncio.wait((task,), timeout=STOP_TIMEOUT_S)
 
 

@@ -36,8 +36,18 @@ class Service:
     """Everything a front door holds while it runs. Build it with `running`."""
 
     def __init__(
-        self, config: Config, *, engine: AsyncEngine, pools: list[Pool], catalogue: Catalogue, spool: Spool,
-        auth: Authenticator, tenancy: Tenancy, ledger: Ledger, inferences: Inferences, stores: StoreHealth,
+        self,
+        config: Config,
+        *,
+        engine: AsyncEngine,
+        pools: list[Pool],
+        catalogue: Catalogue,
+        spool: Spool,
+        auth: Authenticator,
+        tenancy: Tenancy,
+        ledger: Ledger,
+        inferences: Inferences,
+        stores: StoreHealth,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -100,22 +110,31 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         await watcher.start()
         stack.push_async_callback(watcher.stop)
 
-        stores = StoreHealth(
-            {"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)}
-        )
+        stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
         stack.push_async_callback(_stop, asyncio.create_task(stores.run()))
 
         catalogue = build_catalogue(config, pools)
         inferences = Inferences(
-            auth=auth, catalogue=catalogue, spool=spool, server=config.server,
+            auth=auth,
+            catalogue=catalogue,
+            spool=spool,
+            server=config.server,
             relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
         stack.push_async_callback(_stop, asyncio.create_task(inferences.sweep()))
         yield Service(
-            config, engine=engine, pools=pools, catalogue=catalogue, spool=spool, auth=auth,
-            tenancy=Tenancy(engine, hasher), ledger=ledger, inferences=inferences, stores=stores,
+            config,
+            engine=engine,
+            pools=pools,
+            catalogue=catalogue,
+            spool=spool,
+            auth=auth,
+            tenancy=Tenancy(engine, hasher),
+            ledger=ledger,
+            inferences=inferences,
+            stores=stores,
         )
 
 
@@ -126,7 +145,8 @@ def build_pools(config: Config) -> list[Pool]:
         names.setdefault(model.pool, model.name)
     return [
         Pool(
-            pool.name, [_spec(endpoint, names.get(pool.name, "")) for endpoint in pool.endpoints],
+            pool.name,
+            [_spec(endpoint, names.get(pool.name, "")) for endpoint in pool.endpoints],
             connect_timeout=config.timeouts.connect,
         )
         for pool in config.pools
@@ -151,7 +171,9 @@ def spool_name() -> str:
 
 def _spec(endpoint: Endpoint, model: str) -> EndpointSpec:
     return EndpointSpec(
-        name=endpoint.name or endpoint.url.split("://", 1)[1].rstrip("/"), url=endpoint.url, engine=endpoint.engine,
+        name=endpoint.name or endpoint.url.split("://", 1)[1].rstrip("/"),
+        url=endpoint.url,
+        engine=endpoint.engine,
         served_model=endpoint.served_model or model,
         api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
         priority_scheduling=endpoint.priority_scheduling,

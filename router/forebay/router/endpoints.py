@@ -64,7 +64,9 @@ class Endpoint:
         _RATE.labels(**labels, phase="decode").set_function(lambda: self.load.decode_s)
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self.name} {self.health} [{self.load.in_flight} in flight, {self.load.booked_s:.2f} s booked]>"
+        return (
+            f"<Endpoint {self.name} {self.health} [{self.load.in_flight} in flight, {self.load.booked_s:.2f} s booked]>"
+        )
 
     @property
     def available(self) -> bool:
@@ -84,9 +86,18 @@ class Endpoint:
         """The head of a request to this engine; `headers` are complete lines."""
         auth = f"authorization: Bearer {self.spec.api_key}\r\n".encode() if self.spec.api_key else b""
         return (
-            method + b" " + self.client.base_path + path + b" HTTP/1.1\r\nhost: " + self.client.host_header
-            + b"\r\ncontent-type: application/json\r\ncontent-length: " + str(length).encode() + b"\r\n"
-            + auth + headers + b"\r\n"
+            method
+            + b" "
+            + self.client.base_path
+            + path
+            + b" HTTP/1.1\r\nhost: "
+            + self.client.host_header
+            + b"\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(length).encode()
+            + b"\r\n"
+            + auth
+            + headers
+            + b"\r\n"
         )
 
     async def call(self, method: bytes, path: bytes, body: bytes, *, timeout: float) -> tuple[int, bytes]:

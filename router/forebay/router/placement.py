@@ -1,8 +1,8 @@
-"""Which endpoint answers: the one with the least predicted work ahead, booked in the same step (pure; no clock, no I/O).
+"""Which endpoint answers: the one with the least predicted work ahead, booked in the same step (pure).
 
-Work is in seconds: uncached prefill plus decode at rates learnt from what streams show. Among endpoints with equal work
-the same conversation goes to the same one (rendezvous hashing on its affinity key), so an idle pool keeps its caches
-warm, and different conversations spread evenly. The request's own seconds are left out: rates of like replicas differ by
+Work is in seconds: uncached prefill plus decode at rates learnt from what streams show. With equal work ahead the same
+conversation goes to the same endpoint (rendezvous hashing on its affinity key), so an idle pool keeps its caches warm,
+and different conversations spread evenly. The request's own seconds are left out: rates of like replicas differ by
 noise, and that noise would decide instead of the affinity.
 """
 

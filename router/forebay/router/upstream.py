@@ -216,9 +216,7 @@ class Connection(asyncio.Protocol):
             raise self._error
 
     def _body_ends_with_connection(self) -> bool:
-        return (
-            self._headers_done and b"content-length" not in self.headers and b"transfer-encoding" not in self.headers
-        )
+        return self._headers_done and b"content-length" not in self.headers and b"transfer-encoding" not in self.headers
 
 
 class Client:
@@ -274,8 +272,10 @@ class Client:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), parts.hostname, port, ssl=True if parts.scheme == "https" else None
+                    lambda: Connection(loop), parts.hostname or "", port, ssl=True if parts.scheme == "https" else None
                 )
         except (OSError, TimeoutError) as error:
-            raise UpstreamError("connect", f"cannot connect to {parts.hostname}:{port}: {error or 'timed out'}") from error
+            raise UpstreamError(
+                "connect", f"cannot connect to {parts.hostname}:{port}: {error or 'timed out'}"
+            ) from error
         return connection

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -11,6 +10,7 @@ from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
 from forebay.metering import Ledger
+from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
 from forebay.platform.api.models import ModelsController
@@ -29,7 +29,10 @@ def create_app(service: Service) -> Litestar:
     """Everything the front door answers, in OpenAI's shape, errors included."""
     inference: list[ASGIRouteHandler] = service.inferences.routes()
     controllers: list[ControllerRouterHandler] = [
-        HealthController, ModelsController, UsageController, *ADMIN_CONTROLLERS,
+        HealthController,
+        ModelsController,
+        UsageController,
+        *ADMIN_CONTROLLERS,
     ]
     return Litestar(
         [*inference, *controllers],
@@ -40,10 +43,15 @@ def create_app(service: Service) -> Litestar:
             "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
         },
         signature_namespace={
-            "Service": Service, "Principal": Principal, "Tenancy": Tenancy, "Ledger": Ledger,
+            "Service": Service,
+            "Principal": Principal,
+            "Tenancy": Tenancy,
+            "Ledger": Ledger,
         },
         exception_handlers={
-            ApiError: _api_error, HTTPException: _http_error, Exception: _fault,
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            Exception: _fault,
         },
         request_max_body_size=_ADMIN_BODY_LIMIT,
         openapi_config=None,
@@ -72,7 +80,7 @@ def _api_error(_: Request[Any, Any, Any], error: ApiError) -> Response[bytes]:
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """Litestar's own refusals: unknown routes, wrong methods, bodies that do not fit their type."""
     if error.status_code == 404:
-        text = f"Unknown request URL: {request.method} {request.scope['path'][:200]}. See /v1/models for the models served."
+        text = f"Unknown request URL: {request.method} {request.scope['path'][:200]}. See /v1/models."
         return _respond(ApiError(404, "unknown_url", text, type="invalid_request_error"))
     if error.status_code == 405:
         text = f"Not allowed to {request.method} on {request.scope['path'][:200]}."

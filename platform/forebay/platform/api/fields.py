@@ -1,7 +1,7 @@
 """Which members a request may have, and what each must look like. Everything else never reaches an engine.
 
-Sources: OpenAI's reference for names, ranges and lengths; vLLM 0.32's request models for the sampling extras. Members
-in `IGNORED` are OpenAI's own and change nothing here; those in `SERVER_SET` steer engines, so a tenant's copy is dropped.
+Sources: OpenAI's reference for names, ranges and lengths; vLLM 0.32's request models for the sampling extras. Those in
+`IGNORED` are OpenAI's own and change nothing here; those in `SERVER_SET` steer engines, so a tenant's copy is dropped.
 """
 
 from typing import Annotated, Any, Literal
@@ -93,13 +93,43 @@ Request = ChatRequest | CompletionRequest | EmbeddingRequest
 
 NOT_FORWARDED = frozenset({"model", "stream", "stream_options", "service_tier", "prompt_cache_key"})
 IGNORED = frozenset(
-    {"metadata", "store", "user", "safety_identifier", "prompt_cache_options", "prompt_cache_retention", "verbosity",
-     "prediction", "moderation"}
+    {
+        "metadata",
+        "store",
+        "user",
+        "safety_identifier",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "verbosity",
+        "prediction",
+        "moderation",
+    }
 )
 SERVER_SET = frozenset(
-    {"priority", "cache_salt", "request_id", "session_id", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
-     "chat_template", "mm_processor_kwargs", "media_io_kwargs", "prompt_logprobs", "return_token_ids",
-     "return_tokens_as_token_ids", "use_beam_search", "stream_interval", "extra_key", "rid", "bootstrap_host",
-     "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank", "session_params"}
+    {
+        "priority",
+        "cache_salt",
+        "request_id",
+        "session_id",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "vllm_xargs",
+        "chat_template",
+        "mm_processor_kwargs",
+        "media_io_kwargs",
+        "prompt_logprobs",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "use_beam_search",
+        "stream_interval",
+        "extra_key",
+        "rid",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "session_params",
+    }
 )
 UNSUPPORTED = frozenset({"audio", "functions", "function_call", "web_search_options", "best_of", "modalities"})

@@ -28,14 +28,19 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     }
     answering = any(pool.available for pool in service.pools) or not service.pools
     ready = service.spool.accepting and not service.draining and answering
-    well = ready and all(s.up for s in service.stores.states.values()) and all(
-        endpoint.available for pool in service.pools for endpoint in pool.endpoints.values()
+    well = (
+        ready
+        and all(s.up for s in service.stores.states.values())
+        and all(endpoint.available for pool in service.pools for endpoint in pool.endpoints.values())
     )
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
         "stores": stores,
-        "spool": {"status": "accepting" if service.spool.accepting else "refusing", "unshipped": service.spool.unshipped},
+        "spool": {
+            "status": "accepting" if service.spool.accepting else "refusing",
+            "unshipped": service.spool.unshipped,
+        },
         "pools": pools,
     }
 

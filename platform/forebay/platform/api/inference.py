@@ -23,9 +23,7 @@ from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
 
 log = logging.getLogger(__name__)
-_ROUTES = {
-    "/v1/chat/completions": "chat.completions", "/v1/completions": "completions", "/v1/embeddings": "embeddings"
-}
+_ROUTES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions", "/v1/embeddings": "embeddings"}
 STALLED_S = 60.0  # seconds a tenant may leave its socket full
 LARGE_BODY = 1 << 20  # bytes; larger bodies are decoded one at a time, so that they take turns with other tenants
 
@@ -51,9 +49,11 @@ class Gate:
         mine = self._projects.get(project_id, 0)
         if mine >= self._per_project:
             raise ApiError(
-                429, "concurrency_limit_exceeded",
+                429,
+                "concurrency_limit_exceeded",
                 f"Your project has {mine} requests in flight; the limit is {self._per_project}.",
-                headers={"retry-after": "1"}, metadata={"limit": "project_concurrency", "value": self._per_project},
+                headers={"retry-after": "1"},
+                metadata={"limit": "project_concurrency", "value": self._per_project},
             )
         self._projects[project_id] = mine + 1
         self.in_flight += 1
@@ -168,8 +168,13 @@ class Inferences:
     def _call(self, request_id: str, principal: Principal, inference: Inference) -> Call:
         entry = self._catalogue.for_api(inference.model, principal, inference.api)
         return Call(
-            request_id=request_id, principal=principal, inference=inference, model=entry.model.name,
-            asked=inference.model, pool=entry.pool, price_version=entry.price_version(time.time()),
+            request_id=request_id,
+            principal=principal,
+            inference=inference,
+            model=entry.model.name,
+            asked=inference.model,
+            pool=entry.pool,
+            price_version=entry.price_version(time.time()),
             cache_salt=self._salter.salt(principal.project_id),
         )
 
@@ -181,14 +186,18 @@ def new_request_id() -> str:
 def _check_head(method: str, headers: dict[bytes, bytes]) -> None:
     if method != "POST":
         raise ApiError(
-            405, "method_not_allowed", f"Not allowed to {method} on this route; use POST.",
-            type="invalid_request_error", headers={"allow": "POST"},
+            405,
+            "method_not_allowed",
+            f"Not allowed to {method} on this route; use POST.",
+            type="invalid_request_error",
+            headers={"allow": "POST"},
         )
     content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise invalid(
             f"Unsupported content type '{content_type.decode('latin-1')[:64]}'; use 'application/json'.",
-            code="unsupported_media_type", status=415,
+            code="unsupported_media_type",
+            status=415,
         )
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise invalid("Compressed request bodies are not supported.", code="unsupported_media_type", status=415)

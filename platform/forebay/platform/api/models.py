@@ -26,7 +26,9 @@ class ModelsController(Controller):
         return {"object": "list", "data": cards}
 
     @get("/{name:path}", sync_to_thread=False)
-    def get_model(self, service: NamedDependency[Service], principal: NamedDependency[Principal], name: FromPath[str]) -> dict[str, Any]:
+    def get_model(
+        self, service: NamedDependency[Service], principal: NamedDependency[Principal], name: FromPath[str]
+    ) -> dict[str, Any]:
         require(principal, Scope.INFERENCE)
         asked = name.lstrip("/")
         return _card(service.catalogue.resolve(asked, principal), asked)
@@ -36,7 +38,10 @@ def _card(entry: Entry, name: str) -> dict[str, Any]:
     """OpenAI's model object; `max_model_len` is vLLM's addition, which clients use to size prompts."""
     model = entry.model
     return {
-        "id": name, "object": "model", "created": 0, "owned_by": model.owned_by,
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": model.owned_by,
         "max_model_len": model.context_length or entry.pool.context_length,
         **({"root": model.name} if name != model.name else {}),
     }

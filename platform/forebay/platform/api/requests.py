@@ -65,7 +65,8 @@ def _generation(
     if options is not None and not request.stream:
         raise invalid(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-            param="stream_options", code="invalid_value",
+            param="stream_options",
+            code="invalid_value",
         )
     if isinstance(request, fields.ChatRequest):
         prompts, limit = 1, request.max_completion_tokens or request.max_tokens
@@ -75,14 +76,19 @@ def _generation(
     if n * prompts > fields.MAX_CHOICES:
         raise invalid(
             f"'n' times the number of prompts is {n * prompts}; at most {fields.MAX_CHOICES} answers can be asked for.",
-            param="n", code="invalid_value",
+            param="n",
+            code="invalid_value",
         )
     return Inference(
-        api=api, model=request.model, forward=forward,
+        api=api,
+        model=request.model,
+        forward=forward,
         stream=bool(request.stream),
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
-        tier=request.service_tier, n=n, prompts=prompts,
+        tier=request.service_tier,
+        n=n,
+        prompts=prompts,
         affinity=_affinity(request),
         work=Work(len(body) // BYTES_PER_TOKEN, min(limit or EXPECTED_OUTPUT, EXPECTED_OUTPUT) * n * prompts),
     )
@@ -90,9 +96,17 @@ def _generation(
 
 def _embedding(request: fields.EmbeddingRequest, forward: dict[str, Any], body: bytes) -> Inference:
     return Inference(
-        api="embeddings", model=request.model, forward=forward, stream=False, include_usage=False,
-        continuous_usage=False, tier=request.service_tier, n=1, prompts=_prompt_count(request.input, "input"),
-        affinity=b"", work=Work(len(body) // BYTES_PER_TOKEN, 0),
+        api="embeddings",
+        model=request.model,
+        forward=forward,
+        stream=False,
+        include_usage=False,
+        continuous_usage=False,
+        tier=request.service_tier,
+        n=1,
+        prompts=_prompt_count(request.input, "input"),
+        affinity=b"",
+        work=Work(len(body) // BYTES_PER_TOKEN, 0),
     )
 
 
@@ -117,7 +131,8 @@ def _check_names(api: str, members: dict[str, Any]) -> None:
             continue
         if name in fields.UNSUPPORTED:
             raise invalid(
-                f"Unsupported parameter: '{name}' is not supported by this service.", param=name,
+                f"Unsupported parameter: '{name}' is not supported by this service.",
+                param=name,
                 code="unsupported_parameter",
             )
         near = difflib.get_close_matches(name, known, n=1)
@@ -141,7 +156,8 @@ def _prompt_count(prompt: str | list[Any], name: str = "prompt") -> int:
         return len(prompt)
     raise invalid(
         f"Invalid type for '{name}': expected a string, an array of strings, or arrays of token ids (integers from 0).",
-        param=name, code="invalid_type",
+        param=name,
+        code="invalid_type",
     )
 
 
@@ -170,8 +186,15 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
 _LENGTH = re.compile(r"^Expected `array` of length (?P<sense><=|>=) (?P<bound>\d+)$")
 _ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
-_NAMES = {"int": "an integer", "str": "a string", "bool": "a boolean", "float": "a number", "array": "an array",
-          "object": "an object", "null": "null"}
+_NAMES = {
+    "int": "an integer",
+    "str": "a string",
+    "bool": "a boolean",
+    "float": "a number",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
 
 
 def _explain(message: str) -> ApiError:
@@ -183,7 +206,9 @@ def _explain(message: str) -> ApiError:
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return invalid(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
     if typed := _TYPE.match(text):
-        expected = " or ".join(_NAMES.get(t.strip(), t.strip()) for t in typed["expected"].split("|") if t.strip() != "null")
+        expected = " or ".join(
+            _NAMES.get(t.strip(), t.strip()) for t in typed["expected"].split("|") if t.strip() != "null"
+        )
         got = _NAMES.get(typed["got"], typed["got"])
         return invalid(
             f"Invalid type for '{path}': expected {expected}, but got {got} instead.", param=path, code="invalid_type"
@@ -192,16 +217,19 @@ def _explain(message: str) -> ApiError:
         bound = length["bound"]
         if length["sense"] == ">=":
             return invalid(
-                f"Invalid '{path}': empty array. Expected an array with minimum length {bound}.", param=path,
+                f"Invalid '{path}': empty array. Expected an array with minimum length {bound}.",
+                param=path,
                 code="empty_array",
             )
         return invalid(
-            f"Invalid '{path}': array too long. Expected an array with maximum length {bound}.", param=path,
+            f"Invalid '{path}': array too long. Expected an array with maximum length {bound}.",
+            param=path,
             code="array_above_max_length",
         )
     if enum := _ENUM.match(text):
         return invalid(
-            f"Invalid value for '{path}': {enum['value'][:80]} is not one of the values allowed.", param=path,
+            f"Invalid value for '{path}': {enum['value'][:80]} is not one of the values allowed.",
+            param=path,
             code="invalid_value",
         )
     return invalid(f"Invalid '{path}': {text[:1].lower()}{text[1:]}.", param=path, code="invalid_value")

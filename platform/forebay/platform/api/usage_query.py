@@ -82,7 +82,7 @@ def _query(
 
 def _buckets(first: int, end: int, width: int, limit: int) -> tuple[tuple[int, int], ...]:
     """Buckets aligned to UTC; the first and the last are cut to the time asked for."""
-    found = []
+    found: list[tuple[int, int]] = []
     while first < end and len(found) < limit:
         after = min(first - first % width + width, end)
         found.append((first, after))

@@ -27,9 +27,9 @@ _NOTHING = Counted(Quantities(), Quantities(), measured=True)
 def count(usage: Usage | None, *, n: int, per_choice: bool, aborted: bool) -> Counted:
     """What an engine's usage object means.
 
-    `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names it
-    once, and the cached part of only one of them (seen on vLLM 0.32); hence `measured` false for n > 1: totals are
-    exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM, and is free.
+    `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names
+    it once, and the cached part of only one of them (seen on vLLM 0.32); hence `measured` false for n > 1: totals are
+    exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM: it is free.
     """
     if usage is None:
         return Counted(Quantities(), Quantities(), measured=False)
@@ -78,8 +78,16 @@ class Account:
     ) -> None:
         self.closed = True
         record = UsageRecord(
-            self._attempt, counted.engine, billable(status, counted.reported), status, by, counted.measured,
-            time.time(), self._first_byte_s, finish_reason, error,
+            self._attempt,
+            counted.engine,
+            billable(status, counted.reported),
+            status,
+            by,
+            counted.measured,
+            time.time(),
+            self._first_byte_s,
+            finish_reason,
+            error,
         )
         await _durable(self._spool.close(record))
 

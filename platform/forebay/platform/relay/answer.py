@@ -1,4 +1,4 @@
-"""A whole (not streamed) answer on its way to the client (pure): checked by one decode, then spliced like the stream."""
+"""A whole (not streamed) answer on its way to the client (pure): checked by one decode, then spliced."""
 
 import msgspec
 from msgspec import Struct

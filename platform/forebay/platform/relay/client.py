@@ -21,7 +21,7 @@ _SSE: Headers = [
 ]
 
 
-class ClientLeft(Exception):
+class ClientLeft(Exception):  # noqa: N818 - not an error
     """The tenant closed the connection."""
 
 
@@ -164,7 +164,8 @@ class Client:
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(
-        413, "request_too_large", f"The request's body exceeds the limit of {limit} bytes.", type="invalid_request_error"
+        413,
+        "request_too_large",
+        f"The request's body exceeds the limit of {limit} bytes.",
+        type="invalid_request_error",
     )
-
-

@@ -1,6 +1,7 @@
 """One attempt: dispatched to one endpoint, relayed, and accounted for however it ends."""
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -23,11 +24,13 @@ ABORT_CALL_S = 0.5  # the engine must be stopped within a second, so a silent ab
 DRAIN_S = 3.0  # how long a stopped engine may take to tell its last usage
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
 _PATHS = {
-    "chat.completions": b"/v1/chat/completions", "completions": b"/v1/completions", "embeddings": b"/v1/embeddings"
+    "chat.completions": b"/v1/chat/completions",
+    "completions": b"/v1/completions",
+    "embeddings": b"/v1/embeddings",
 }
 
 
-class TryElsewhere(Exception):
+class TryElsewhere(Exception):  # noqa: N818 - not an error
     """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can."""
 
     def __init__(self, error: ApiError) -> None:
@@ -35,7 +38,7 @@ class TryElsewhere(Exception):
         self.error = error
 
 
-class _Left(Exception):
+class _Left(Exception):  # noqa: N818 - not an error
     """The tenant left; the engine has been told and has said its last."""
 
 
@@ -43,8 +46,16 @@ class Exchange:
     """`run` relays one attempt to its end. Raises `TryElsewhere`, or `ApiError` for an answer that is final."""
 
     def __init__(
-        self, call: Call, client: Client, endpoint: Endpoint, booking: Booking, *, number: int, spool: Spool,
-        timeouts: Timeouts, checkpoint_every: float,
+        self,
+        call: Call,
+        client: Client,
+        endpoint: Endpoint,
+        booking: Booking,
+        *,
+        number: int,
+        spool: Spool,
+        timeouts: Timeouts,
+        checkpoint_every: float,
     ) -> None:
         self._call = call
         self._client = client
@@ -55,9 +66,13 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         inference = call.inference
         self._view = View(
-            model=call.asked, served_model=endpoint.spec.served_model, include_usage=inference.include_usage,
-            continuous_usage=inference.continuous_usage, tier=call.tier_used if inference.tier else None,
-            n=inference.n, prompts=inference.prompts,
+            model=call.asked,
+            served_model=endpoint.spec.served_model,
+            include_usage=inference.include_usage,
+            continuous_usage=inference.continuous_usage,
+            tier=call.tier_used if inference.tier else None,
+            n=inference.n,
+            prompts=inference.prompts,
         )
         self._stream = StreamTransform(self._view)
         self._account = Account(spool, self._open_record(number))
@@ -195,7 +210,8 @@ class Exchange:
         await self._client.answer(whole.body)
 
     async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
-        parts, size = [], 0
+        parts: list[bytes] = []
+        size = 0
         while True:
             data = await connection.read()
             if not isinstance(data, bytes):
@@ -285,10 +301,8 @@ class Exchange:
         if not stopped:
             connection.half_close()
         connection.wake_at = self._loop.time() + DRAIN_S
-        try:
+        with contextlib.suppress(UpstreamError, StreamError):  # the last usage heard counts
             await self._drain(connection)
-        except (UpstreamError, StreamError):
-            pass  # the last usage heard counts
         if not connection.complete:
             connection.close()
 
@@ -323,9 +337,7 @@ class Exchange:
 
     def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
         adapter = self._endpoint.adapter
-        return count(
-            usage, n=self._call.inference.n, per_choice=adapter.prompt_counted_per_choice, aborted=aborted
-        )
+        return count(usage, n=self._call.inference.n, per_choice=adapter.prompt_counted_per_choice, aborted=aborted)
 
     def _learn(self, usage: Usage | None) -> None:
         """Rates from what was seen, only while this request had the endpoint to itself."""
@@ -338,11 +350,21 @@ class Exchange:
     def _open_record(self, number: int) -> Attempt:
         call, principal, inference = self._call, self._call.principal, self._call.inference
         return Attempt(
-            request_id=call.request_id, attempt=number, tenant_id=principal.tenant_id,
-            project_id=principal.project_id, key_id=principal.key_id, api=inference.api, model=call.model,
-            pool=call.pool.name, endpoint=self._endpoint.name, engine=self._endpoint.spec.engine,
-            stream=inference.stream, tier_requested=inference.tier or "auto", tier_used=call.tier_used,
-            price_version=call.price_version, started_at=time.time(),
+            request_id=call.request_id,
+            attempt=number,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            api=inference.api,
+            model=call.model,
+            pool=call.pool.name,
+            endpoint=self._endpoint.name,
+            engine=self._endpoint.spec.engine,
+            stream=inference.stream,
+            tier_requested=inference.tier or "auto",
+            tier_used=call.tier_used,
+            price_version=call.price_version,
+            started_at=time.time(),
         )
 
 

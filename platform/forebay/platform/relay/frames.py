@@ -4,8 +4,8 @@ What changes: usage, which is always asked of the engine and shown only to clien
 the client knows it by another; the tier served, where the client chose one. Source of the shapes: vLLM 0.32's frames
 and OpenAI's streaming reference.
 
-Searching raw bytes for `,"usage":{` is sound because inside a JSON string a quote is always escaped: these bytes can only
-be a member of an object.
+Searching raw bytes for `,"usage":{` is sound because inside a JSON string a quote is always escaped: these bytes can
+only be a member of an object.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ class View(Struct, frozen=True):
 
 
 class StreamTransform:
-    """Feed the engine's bytes, get the client's. `[DONE]` is swallowed (`done` tells): the end is the relay's to send."""
+    """Feed the engine's bytes, get the client's. `[DONE]` is swallowed (`done` tells): the relay sends the end."""
 
     def __init__(self, view: View) -> None:
         self._view = view

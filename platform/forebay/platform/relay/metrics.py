@@ -9,7 +9,9 @@ INTERRUPTED = Counter("forebay_attempts_interrupted_total", "Attempts that ended
 CLIENTS_LEFT = Counter("forebay_clients_left_total", "Tenants that closed the connection before their answer was whole")
 IN_FLIGHT = Gauge("forebay_requests_in_flight", "Inference requests being answered")
 FIRST_BYTE = Histogram(
-    "forebay_time_to_first_byte_seconds", "From dispatch to the engine's first byte", ["model"],
+    "forebay_time_to_first_byte_seconds",
+    "From dispatch to the engine's first byte",
+    ["model"],
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 TOKENS = Counter("forebay_tokens_total", "Tokens of completed and cancelled attempts", ["model", "kind"])

@@ -32,7 +32,13 @@ class Relay:
             if Scope.DEBUG in call.principal.scopes:
                 client.debug_headers = [(b"x-forebay-endpoint", endpoint.name.encode())]
             exchange = Exchange(
-                call, client, endpoint, booking, number=len(tried), spool=self._spool, timeouts=self._timeouts,
+                call,
+                client,
+                endpoint,
+                booking,
+                number=len(tried),
+                spool=self._spool,
+                timeouts=self._timeouts,
                 checkpoint_every=self._checkpoint_every,
             )
             try:

@@ -15,7 +15,9 @@ from forebay.router import UpstreamError
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
-_CONTEXT = re.compile(r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I)
+_CONTEXT = re.compile(
+    r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I
+)
 
 
 class Refusal(Struct, frozen=True):
@@ -31,7 +33,9 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
     if status in (400, 413, 422):
         return Refusal(_request_fault(body, call), retry=False, endpoint_fault=False)
     if status in (429, 503):  # its queue is full
-        error = unavailable("engine_overloaded", "The engines are at capacity. Please try again.", retry_after=RETRY_AFTER_S)
+        error = unavailable(
+            "engine_overloaded", "The engines are at capacity. Please try again.", retry_after=RETRY_AFTER_S
+        )
         return Refusal(error, retry=True, endpoint_fault=False)
     if status in (401, 403, 404):  # our credentials or our configuration, nothing the tenant did
         return Refusal(broken(), retry=True, endpoint_fault=True)
@@ -47,7 +51,9 @@ def for_exception(error: UpstreamError) -> ApiError:
 
 def broken() -> ApiError:
     """The engine failed; the text says nothing of how, which is the operator's business."""
-    return unavailable("engine_error", "The engine failed while answering. Please try again.", retry_after=RETRY_AFTER_S)
+    return unavailable(
+        "engine_error", "The engine failed while answering. Please try again.", retry_after=RETRY_AFTER_S
+    )
 
 
 def no_endpoint(model: str) -> ApiError:
