@@ -1,7 +1,7 @@
 """The engine double beside a real vLLM: the same requests, the same shapes, the same counting. Text is ignored.
 
-The real engine is the fixture `vllm_engine` (FOREBAY_VLLM_URL names one that runs already). It runs with --block-size 32,
---enable-prompt-tokens-details and --enable-scale-out, and nobody else may use it meanwhile: counters are compared.
+The real engine is the fixture `vllm_engine` (FOREBAY_VLLM_URL names one that runs already), with --block-size 32,
+--enable-prompt-tokens-details and --enable-scale-out. Nobody else may use it meanwhile: counters are compared.
 """
 
 import asyncio
@@ -110,13 +110,13 @@ def fresh() -> list[dict[str, str]]:
 ANSWERS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": HI, "max_tokens": 3}),
     (CHAT, {"messages": HI, "max_tokens": 3, "n": 2}),
-    (CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}),
+    (CHAT, {"messages": HI, "max_tokens": 2, "logprobs": True, "top_logprobs": 1, "temperature": 0}),
     (CHAT, {"messages": HI, "max_tokens": 2, "return_token_ids": True}),
     (CHAT, {"messages": HI, "max_tokens": 3, "priority": 5, "min_tokens": 1, "session_id": "s", "no_such_field": {}}),
     (CHAT, {"messages": HI, "max_tokens": 2, "tools": [TOOL], "tool_choice": "none"}),
     (COMPLETION, {"prompt": "Say hi", "max_tokens": 3}),
     (COMPLETION, {"prompt": ["Say hi", "Yes"], "max_tokens": 3}),
-    (COMPLETION, {"prompt": "Say hi", "max_tokens": 2, "logprobs": 1}),
+    (COMPLETION, {"prompt": "Say hi", "max_tokens": 2, "logprobs": 1, "temperature": 0}),
     (COMPLETION, {"prompt": "Say hi", "max_tokens": 2, "return_token_ids": True}),
     (COMPLETION, {"prompt": [1, 2, 3], "max_tokens": 2, "echo": False}),
 ]

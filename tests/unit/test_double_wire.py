@@ -8,8 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.doubles.engine import EngineDouble
+from tests.doubles.engine import EngineDouble, Settings
+from tests.doubles.engine.errors import WireError
+from tests.doubles.engine.validation import parse_chat, parse_completion
 from tests.doubles.wire import counters, events, growth, text_of
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -225,3 +229,30 @@ async def test_what_the_engine_saw_can_be_asked(client: httpx.AsyncClient) -> No
     assert [each["path"] for each in seen] == ["/v1/chat/completions"]
     assert json.loads(seen[0]["body"])["cache_salt"] == "s"
     assert seen[0]["headers"]["x-request-id"] == "abc"
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+_FIELDS = (
+    "messages prompt model stream stream_options n max_tokens max_completion_tokens temperature top_p stop logprobs "
+    "top_logprobs tools tool_choice cache_salt priority seed echo ignore_eos continue_final_message return_token_ids"
+)
+_BODIES = st.dictionaries(st.sampled_from(_FIELDS.split()), _JSON, max_size=6)
+
+
+@given(_BODIES, st.booleans())
+def test_any_body_becomes_a_job_or_a_refusal(body: dict[str, Any], sane: bool) -> None:
+    if sane:
+        body = {**body, "messages": HI, "prompt": "hi"}
+    for parse in (parse_chat, parse_completion):
+        try:
+            job = parse(body, Settings(auto_tools=True), "x")
+        except WireError:
+            continue
+        if job.n < 100:
+            first = job.sequences(4)[0]
+            while first.finish_reason is None:
+                first.advance()

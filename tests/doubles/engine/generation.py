@@ -58,6 +58,7 @@ class Sequence:
         "arrived",
         "created_cache",
         "finish_reason",
+        "first_at",
         "generated",
         "hit",
         "index",
@@ -94,7 +95,7 @@ class Sequence:
         self.created_cache = 0
         self.allocation: Allocation | None = None
         self.owner: Any = None
-        self.arrived = self.started = self.last_at = 0.0
+        self.arrived = self.started = self.first_at = self.last_at = 0.0
         self._choice = choice
         self._natural = None if natural is None or job.ignore_eos else max(natural - job.begun, 1)
         self._held_back = max((len(text) for text in job.stop), default=1) - 1

@@ -96,6 +96,7 @@ class Scheduler:
             metrics.prompt_tokens += sequence.prompt_length
             metrics.cached_tokens += sequence.hit
             metrics.first_token.observe(now - sequence.arrived)
+            sequence.first_at = now
         else:
             metrics.between.observe(now - sequence.last_at)
             if (len(sequence.tokens)) % self._size == 0:
@@ -130,3 +131,5 @@ class Scheduler:
         histograms["request_generation_tokens"].observe(sequence.generated)
         histograms["e2e_request_latency_seconds"].observe(now - sequence.arrived)
         histograms["request_queue_time_seconds"].observe(sequence.started - sequence.arrived)
+        histograms["request_prefill_time_seconds"].observe(sequence.first_at - sequence.started)
+        histograms["request_decode_time_seconds"].observe(sequence.last_at - sequence.first_at)

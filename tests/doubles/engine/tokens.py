@@ -8,7 +8,7 @@ tokens of this turn and its answer, as under a real chat template.
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 BEGIN, END, NEWLINE = 1, 2, 3
@@ -68,8 +68,9 @@ def text_of(content: Any) -> str:
     """The text of a message's content: a string, a list of parts, or nothing."""
     if isinstance(content, str):
         return content
-    if isinstance(content, Iterable):
-        return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
     return ""
 
 

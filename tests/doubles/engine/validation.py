@@ -16,7 +16,10 @@ _NUMBERS = {
     "min_tokens": int, "priority": int, "stream_interval": int,
 }
 _MAX_CHOICES = 16_384
-_FLAGS = ("stream", "ignore_eos", "echo", "continue_final_message", "add_generation_prompt")
+_FLAGS = ("stream", "ignore_eos", "echo", "continue_final_message", "add_generation_prompt", "return_token_ids")
+_SHAPES = {
+    "model": (str, "string"), "stream_options": (dict, "dictionary"), "tools": (list, "list"),
+}  # fmt: skip
 
 
 def parse_body(body: bytes, content_type: str) -> dict[str, Any]:
@@ -60,6 +63,11 @@ def parse_chat(body: dict[str, Any], settings: Settings, request_id: str) -> Job
         raise malformed("missing", "body.messages", "Field required", body)
     if not isinstance(messages, list):
         raise malformed("list_type", "body.messages", "Input should be a valid list", messages)
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            loc = f"body.messages.{number}"
+            raise malformed("dict_type", loc, "Input should be a valid dictionary", message)
+    _check_logprobs(body.get("top_logprobs"), "top_logprobs")
     if body.get("top_logprobs") and not body.get("logprobs"):
         raise invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     continued = bool(body.get("continue_final_message"))
@@ -72,7 +80,7 @@ def parse_chat(body: dict[str, Any], settings: Settings, request_id: str) -> Job
     if not messages:
         raise WireError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     prompt, begun = tokens.encode_chat(
-        [m if isinstance(m, dict) else {} for m in messages],
+        messages,
         open_turn=body.get("add_generation_prompt", True) is not False,
         continue_last=continued,
     )
@@ -93,6 +101,7 @@ def parse_completion(body: dict[str, Any], settings: Settings, request_id: str) 
     prompt = body.get("prompt")
     if prompt is None or prompt == "":
         raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    _check_logprobs(body.get("logprobs"), "logprobs")
     if not isinstance(prompt, (str, list)):
         raise malformed("string_type", "body.prompt", "Input should be a valid string", prompt)
     check_model(body, settings)
@@ -126,15 +135,27 @@ def _check_shared(body: dict[str, Any]) -> None:
         if not isinstance(body.get(name), (bool, type(None))):
             message = "Input should be a valid boolean, unable to interpret input"
             raise malformed("bool_parsing", f"body.{name}", message, body[name])
+    for name, (kind, word) in _SHAPES.items():
+        if not isinstance(body.get(name), (kind, type(None))):
+            raise malformed(f"{word}_type", f"body.{name}", f"Input should be a valid {word}", body[name])
     if body.get("stream_options") and not body.get("stream"):
         raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    stop = body.get("stop")
-    if isinstance(stop, list) and len(stop) > 4:
-        message = f"List should have at most 4 items after validation, not {len(stop)}"
-        raise malformed("too_long", "body.stop", message, stop)
+    _check_stop(body.get("stop"))
+
+
+def _check_stop(stop: Any) -> None:
+    texts = stop if isinstance(stop, list) else [stop or ""]
+    if len(texts) > 4:
+        message = f"List should have at most 4 items after validation, not {len(texts)}"
+        raise malformed("too_long", "body.stop", message, texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise malformed("string_type", "body.stop", "Input should be a valid string", text)
+    if isinstance(stop, list) and "" in stop:
+        raise WireError("stop cannot contain an empty string.")
 
 
 def _check_number(name: str, kind: type, value: Any) -> None:
@@ -145,8 +166,15 @@ def _check_number(name: str, kind: type, value: Any) -> None:
     if isinstance(value, float) and kind is int and not value.is_integer():
         message = "Input should be a valid integer, got a number with a fractional part"
         raise malformed("int_from_float", f"body.{name}", message, value)
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or not -(2**63) <= value < 2**63:
         raise malformed(f"{kind.__name__}_type", f"body.{name}", f"Input should be a valid {word}", value)
+
+
+def _check_logprobs(value: Any, name: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise malformed("int_type", f"body.{name}", "Input should be a valid integer", value)
+    if value is not None and not -1 <= value <= 20:
+        raise invalid(f"Requested sample logprobs of {value}, which is greater than max allowed: 20", name, value)
 
 
 def check_model(body: dict[str, Any], settings: Settings) -> None:
@@ -221,14 +249,18 @@ def _tool(body: dict[str, Any]) -> Any:
     if tools == []:
         message = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         raise invalid(message, "tools")
+    for number, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+            raise malformed("missing", f"body.tools.{number}.function.name", "Field required", tool)
     choice = body.get("tool_choice", "auto" if tools else None)
     if choice in (None, "none"):
         return None
     if not tools:
         raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
     if isinstance(choice, dict):
-        wanted = (choice.get("function") or {}).get("name")
-        if wanted not in [(tool.get("function") or {}).get("name") for tool in tools]:
+        function = choice.get("function")
+        wanted = function.get("name") if isinstance(function, dict) else None
+        if wanted not in [tool["function"]["name"] for tool in tools]:
             message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
             raise invalid(message, "tool_choice")
     elif choice not in ("auto", "required"):
@@ -247,13 +279,17 @@ def _parsed_tool(choice: Any, body: dict[str, Any], settings: Settings, messages
     if choice == "auto" and not (messages and messages[-1].get("role") == "user"):
         return None
     function = next(tool["function"] for tool in body["tools"] if named in (None, tool["function"]["name"]))
-    return ToolCall(name=function["name"], arguments=_arguments(function.get("parameters") or {}), named=bool(named))
+    return ToolCall(name=str(function["name"]), arguments=_arguments(function.get("parameters")), named=bool(named))
 
 
-def _arguments(schema: dict[str, Any]) -> bytes:
+def _arguments(schema: Any) -> bytes:
     """JSON that has a value of the right type for each property."""
-    samples: dict[str, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [], "object": {}, "null": None}
-    properties = schema.get("properties") or {}
-    return msgspec.json.encode(
-        {name: (spec.get("enum") or [samples.get(spec.get("type"), "text")])[0] for name, spec in properties.items()}
-    )
+    samples: dict[Any, Any] = {"integer": 1, "number": 0.5, "boolean": True, "array": [], "object": {}, "null": None}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    made = {}
+    for name, given in properties.items() if isinstance(properties, dict) else ():
+        spec = given if isinstance(given, dict) else {}
+        kind = spec.get("type") if isinstance(spec.get("type"), str) else "string"
+        choices = spec.get("enum") or [samples.get(kind, "text")]
+        made[name] = choices[0] if isinstance(choices, list) else "text"
+    return msgspec.json.encode(made)
