@@ -1,7 +1,7 @@
 """A server process that several Forebay processes share: whoever needs it first starts it, the last one stops it.
 
-Holders keep a shared lock on `<name>.users`; a start or a stop holds `<name>.lock`. Locks vanish with their process, so
-a SIGKILL leaves nothing to clean up: the server keeps running and the next holder finds it.
+Holders keep a shared lock on `<name>.users`; a start or a stop holds `<name>.lock`. Locks vanish with their process,
+and a guard beside each server (guard.py) stops it when the last holder was killed before it could.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 _POLL = 0.02
 _LOG_LIMIT = 8 << 20
 _INHERITED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # our environment may hold secrets, and PG* settings
+_guards: "list[subprocess.Popen[bytes]]" = []  # kept so that ended ones are reaped
 
 
 class StoreError(Exception):
@@ -50,13 +52,21 @@ class Launch(Struct, frozen=True):
 class Daemon:
     """A running server that this process holds. `process` is set only if we started it; `pid` always."""
 
-    def __init__(self, launch: Launch, pid: int, process: "subprocess.Popen[bytes] | None", users: IO[str]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        pid: int,
+        users: IO[str],
+        process: "subprocess.Popen[bytes] | None" = None,
+        guard: "subprocess.Popen[bytes] | None" = None,
+    ) -> None:
         self.name = launch.name
         self.url = launch.url
         self.pid = pid
         self.process = process
         self._launch = launch
         self._users = users
+        self._guard = guard
 
     def __repr__(self) -> str:
         return f"<Daemon {self.name} pid={self.pid} {'started' if self.process else 'found'} {self.url}>"
@@ -81,6 +91,8 @@ class Daemon:
             if last:
                 self.stop(timeout)
             self._users.close()
+        if last and self._guard is not None:
+            _wait(lambda: self._guard is None or self._guard.poll() is not None, 2.0)
         return last
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -109,15 +121,20 @@ def hold(name: str, directory: Path, prepare: Callable[[], Launch], timeout: flo
         raise StoreError(f"{error.filename} belongs to another user; use that account, or another stateDir") from error
     try:
         with _exclusive(_lock_path(users), timeout):
-            if not _try_lock(users, fcntl.LOCK_SH):
+            if not _wait(lambda: _try_lock(users, fcntl.LOCK_SH), timeout):  # its guard may be stopping it
                 raise StoreError(f"{name} in {directory} is being stopped by another process")
             launch = prepare()
             _wait(lambda: launch.ready() or not _occupied(launch), timeout)  # one may be recovering, or stopping
             pid = running(launch)
             if pid is not None:
-                return Daemon(launch, pid, None, users)
+                return Daemon(launch, pid, users)
             process = _spawn(launch, timeout)
-            return Daemon(launch, process.pid, process, users)
+            try:
+                return Daemon(launch, process.pid, users, process, _guard(launch, process.pid, users))
+            except BaseException:
+                process.kill()  # unguarded, it might stay for ever
+                process.wait()
+                raise
     except BaseException:
         users.close()
         raise
@@ -178,6 +195,17 @@ def _popen(launch: Launch) -> "subprocess.Popen[bytes]":
             )
     except OSError as error:
         raise StoreError(f"{launch.name} cannot be started as '{launch.account.name}': {error}") from error
+
+
+def _guard(launch: Launch, pid: int, users: IO[str]) -> "subprocess.Popen[bytes]":
+    _guards[:] = [guard for guard in _guards if guard.poll() is None]
+    created = str(psutil.Process(pid).create_time())
+    numbers = [str(int(number)) for number in launch.stop_signals]
+    argv = [sys.executable, "-P", str(Path(__file__).with_name("guard.py")), users.name, str(pid), created, *numbers]
+    null = subprocess.DEVNULL
+    guard = subprocess.Popen(argv, cwd="/", stdin=null, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
+    _guards.append(guard)
+    return guard
 
 
 def _recorded_pid(launch: Launch) -> int | None:
