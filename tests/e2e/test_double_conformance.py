@@ -12,7 +12,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from tests.doubles.engine import EngineDouble
 from tests.doubles.wire import counters, events, growth
@@ -384,3 +387,58 @@ async def test_a_client_that_half_closes_stops_its_request_on_both(both: tuple[E
         last = int(re.findall(rb'"completion_tokens":(\d+)', seen)[-1])
         grown = growth(before, await engine.counters())
         assert grown["vllm:generation_tokens_total"] == last
+
+
+async def replayed(endpoint: str) -> list[Any]:
+    """All events that an engine still has, and the header of each batch checked."""
+    seen: list[Any] = []
+    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(endpoint)
+        await dealer.send_multipart([b"", bytes(8)])
+        while True:
+            empty, _, number, payload = await asyncio.wait_for(dealer.recv_multipart(), 30)
+            assert empty == b""
+            if number == b"\xff" * 8:
+                assert payload == b""
+                return seen
+            stamp, events_, rank = msgspec.msgpack.decode(payload)
+            assert isinstance(stamp, float)
+            assert rank == 0
+            seen += events_
+
+
+async def test_kv_events_are_alike(vllm_engine: Real, both: tuple[Engine, Engine]) -> None:
+    if vllm_engine.replica is None:
+        pytest.skip("a borrowed engine does not say where its events are")
+    real, _ = both
+    settings: dict[str, Any] = {"model": real.model, "kv_events": "tcp://127.0.0.1:*", "kv_replay": "tcp://127.0.0.1:*"}
+    async with EngineDouble(**settings) as double, httpx.AsyncClient(base_url=double.url) as client:
+        assert double.events is not None
+        assert double.events.replay is not None
+        shapes = []
+        for engine, replay in (
+            (real, vllm_engine.replica.replay),
+            (Engine(double.url, real.model, client), double.events.replay),
+        ):
+            shapes.append(await announced(engine, replay))
+    assert shapes[0] == shapes[1]
+
+
+async def announced(engine: Engine, replay: str) -> list[Any]:
+    """The kinds of event that one salted request causes; their chain and tokens checked."""
+    salt, messages = uuid.uuid4().hex, fresh()
+    ids = (await engine.send("/tokenize", {"messages": messages})).json()["tokens"]
+    body = {**FIXED, "messages": messages, "max_tokens": 70, "cache_salt": salt}
+    usage = (await engine.send(CHAT, body)).json()["usage"]
+    await asyncio.sleep(1)
+    chain: list[Any] = []
+    for event in await replayed(replay):
+        first = bool(event.get("extra_keys")) and event["extra_keys"][0] == [salt]
+        if first or (chain and event.get("parent_block_hash") == chain[-1]["block_hashes"][-1]):
+            chain.append(event)
+    tokens = [token for event in chain for token in event["token_ids"]]
+    assert tokens[: len(ids) // 32 * 32] == ids[: len(ids) // 32 * 32]
+    assert len(ids) == usage["prompt_tokens"]
+    assert usage["prompt_tokens"] < len(tokens) <= usage["total_tokens"]
+    assert all(len(event["token_ids"]) == 32 * len(event["block_hashes"]) for event in chain)
+    return [shape(event) for event in (chain[0], chain[-1])]
