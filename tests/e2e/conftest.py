@@ -8,6 +8,15 @@ from forebay.platform.local.paths import Paths
 from tests.e2e.engines import Engine, borrowed, running_engine, state_with_engines
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real engines last, and `forebay up` before the session's engines: its two and those two would want 12 GB."""
+
+    def place(item: pytest.Item) -> int:
+        return 0 if item.path.parent.name != "e2e" else 1 if item.path.name == "test_up.py" else 2
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def engine_state() -> Iterator[Paths]:
     """A state directory with the engine environment and the model in it."""

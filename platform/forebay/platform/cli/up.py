@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ from forebay.platform.config.load import load_config
 from forebay.platform.config.model import Config
 from forebay.platform.local import settings, stack
 from forebay.platform.local.commands import LocalError
+from forebay.platform.local.paths import STATE_DIR_ENV
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.stack import Stack, StoppedError
 
@@ -39,7 +42,8 @@ or with the OpenAI SDK (pip install openai):
   for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
-and see what it cost: forebay usage (two tenants in conversation: forebay demo)
+In another terminal: {forebay} usage{config}   what it cost
+                     {forebay} demo{config}    two tenants in conversation, and their bills
 """
 
 
@@ -72,8 +76,18 @@ async def _run(config: Config) -> None:
     async with Stack(config, progress).started() as platform:
         assert platform.credentials is not None
         model = settings.first_model(platform.config)
-        key = platform.credentials.key
-        progress.say(READY.format(url=platform.base_url, key=key, model=model, logs=platform.paths.logs))
+        progress.say(
+            READY.format(
+                url=platform.base_url, key=platform.credentials.key, model=model, logs=platform.paths.logs, **_commands()
+            )
+        )
         await platform.run()
         progress.say("")
     progress.say("stopped")
+
+
+def _commands() -> dict[str, str]:
+    """How this program is called here, and what leads other commands to a state directory that is not the default."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == "forebay" else "forebay"
+    moved = os.environ.get(STATE_DIR_ENV)
+    return {"forebay": program, "config": f" --config {moved}/forebay.yaml" if moved else ""}
