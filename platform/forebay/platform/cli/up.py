@@ -76,11 +76,8 @@ async def _run(config: Config) -> None:
     async with Stack(config, progress).started() as platform:
         assert platform.credentials is not None
         model = settings.first_model(platform.config)
-        progress.say(
-            READY.format(
-                url=platform.base_url, key=platform.credentials.key, model=model, logs=platform.paths.logs, **_commands()
-            )
-        )
+        shown = {"url": platform.base_url, "key": platform.credentials.key, "model": model, "logs": platform.paths.logs}
+        progress.say(READY.format(**shown, **_commands()))
         await platform.run()
         progress.say("")
     progress.say("stopped")
