@@ -38,6 +38,7 @@ class Door(Struct):
     pid: int
     port: int
     key: str
+    state: str
     process: asyncio.subprocess.Process
 
     @property
@@ -127,7 +128,7 @@ async def front_door(
     async with python_process(
         "forebay.platform.cli", "serve", "--config", str(path), ready="Forebay serves"
     ) as process:
-        yield Door(process.pid, port, key, process)
+        yield Door(process.pid, port, key, str(state), process)
 
 
 async def make_key(

@@ -1,10 +1,10 @@
 """A front door inside the test's own event loop: real stores, real HTTP, engine doubles."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import msgspec
@@ -16,7 +16,6 @@ from forebay.platform.config.model import Config
 from forebay.platform.server import listening
 from forebay.platform.service import Service, running
 from forebay.platform.tenancy.principal import Scope
-from tests.doubles.engine.server import EngineDouble
 from tests.processes import free_port
 
 MODEL = "smollm2-135m-instruct"
@@ -65,7 +64,14 @@ class Door:
         return await self.service.ledger.usage(UsageQuery(**query))
 
 
-def config(state: Path, engines: list[EngineDouble], **changes: Any) -> Config:
+class Engine(Protocol):
+    """A double or a real one."""
+
+    @property
+    def url(self) -> str: ...
+
+
+def config(state: Path, engines: Sequence[Engine], **changes: Any) -> Config:
     """A configuration over `engines`, as the file would say it. `endpoint` holds members of every endpoint."""
     endpoint = changes.pop("endpoint", {})
     data = {

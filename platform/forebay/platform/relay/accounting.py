@@ -24,12 +24,12 @@ class Counted(Struct, frozen=True):
 _NOTHING = Counted(Quantities(), Quantities(), measured=True)
 
 
-def count(usage: Usage | None, *, n: int, per_choice: bool, aborted: bool) -> Counted:
+def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborted: bool) -> Counted:
     """What an engine's usage object means.
 
     `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names
-    it once, and the cached part of only one of them (seen on vLLM 0.32); hence `measured` false for n > 1: totals are
-    exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM: it is free.
+    it once. Of several choices or prompts it names the cached tokens of only one (both seen on vLLM 0.32); hence
+    `measured` false there: totals are exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM: it is free.
     """
     if usage is None:
         return Counted(Quantities(), Quantities(), measured=False)
@@ -39,7 +39,7 @@ def count(usage: Usage | None, *, n: int, per_choice: bool, aborted: bool) -> Co
         usage.prompt_tokens, usage.cached, usage.cache_write, usage.completion_tokens, usage.reasoning
     )
     measured = is_measured(usage.prompt_tokens, usage.completion_tokens or 0)
-    if n == 1 or not per_choice:
+    if not per_choice or n * prompts == 1:
         return Counted(reported, reported, measured)
     engine = quantities(
         (usage.prompt_tokens or 0) * n, usage.cached, usage.cache_write, usage.completion_tokens, usage.reasoning

@@ -337,7 +337,13 @@ class Exchange:
 
     def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
         adapter = self._endpoint.adapter
-        return count(usage, n=self._call.inference.n, per_choice=adapter.prompt_counted_per_choice, aborted=aborted)
+        return count(
+            usage,
+            n=self._call.inference.n,
+            prompts=self._call.inference.prompts,
+            per_choice=adapter.prompt_counted_per_choice,
+            aborted=aborted,
+        )
 
     def _learn(self, usage: Usage | None) -> None:
         """Rates from what was seen, only while this request had the endpoint to itself."""
