@@ -29,7 +29,8 @@ def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborte
 
     `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names
     it once. Of several choices or prompts it names the cached tokens of only one (both seen on vLLM 0.32); hence
-    `measured` false there: totals are exact, their split by cache is not. A request stopped before its first token is counted nowhere by vLLM: it is free.
+    `measured` is false there: totals are exact, their split by cache is not. A request stopped before its first token
+    is counted nowhere by vLLM: it is free.
     """
     if usage is None:
         return Counted(Quantities(), Quantities(), measured=False)
