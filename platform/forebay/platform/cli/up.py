@@ -42,8 +42,10 @@ or with the OpenAI SDK (pip install openai):
   for chunk in stream:
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 
-In another terminal: {forebay} usage{config}   what it cost
-                     {forebay} demo{config}    two tenants in conversation, and their bills
+In another terminal:
+
+  {forebay} usage{config}   # what it cost
+  {forebay} demo{config}    # two tenants in conversation, and their bills
 """
 
 

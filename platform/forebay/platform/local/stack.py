@@ -40,8 +40,11 @@ def read_running(where: Paths) -> Running | None:
     """The platform that `forebay up` keeps running on this state directory, if one does."""
     try:
         found = msgspec.json.decode(where.running.read_bytes(), type=Running)
-        os.kill(found.pid, 0)
+        lock = try_lock(where.state / "up.lock")  # tells a note that was left by a killed process
     except (OSError, msgspec.DecodeError):
+        return None
+    if lock is not None:
+        os.close(lock)
         return None
     return found
 
