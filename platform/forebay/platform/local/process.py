@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
 
 LOG_LIMIT = 16 << 20  # bytes; one older log of this size is kept
@@ -50,6 +52,7 @@ class Child:
         """Its exit status, after whatever it left in its process group was killed."""
         code = await self._process.wait()
         self.kill()
+        await self._until_gone()
         return code
 
     def terminate(self) -> None:
@@ -62,6 +65,19 @@ class Child:
         """Ends the whole group. Safe after the leader's end: a group lives as long as its last member."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    async def _until_gone(self, timeout: float = 5.0) -> None:
+        """Orphans of a killed group take a moment to die, and until then they hold ports and memory. Their zombies
+        hold nothing, and stay where nobody reaps them (a container without an init)."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            if not await asyncio.to_thread(_living_members, self.pid):
+                return
+            await asyncio.sleep(0.02)
 
     def doing(self) -> str | None:
         """The newest line of this run's log that `describe` has words for."""
@@ -84,6 +100,14 @@ class Child:
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
                 os.truncate(self.log, 0)
                 self._offset = 0
+
+
+def _living_members(group: int) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _open(log: Path) -> int:
