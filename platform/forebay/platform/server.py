@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from forebay.platform.service import Service, running
 log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers
+START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 
 
@@ -48,20 +50,41 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
 async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
     """The service's HTTP server; yields its task, which ends only by a fault. Raises `OSError` for a port in use."""
     config = service.config.server
+    _claim(config.host, config.port)
     server = Server(
         create_app(service), address=config.host, port=config.port, interface=Interfaces.ASGINL, websockets=False,
         backlog=1024, backpressure=config.max_in_flight + 256, log_enabled=False,
         http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
     )  # fmt: skip
     task = asyncio.create_task(server.serve())
-    await asyncio.sleep(0)  # the socket is bound in the task's first step
-    if task.done():
-        task.result()
     try:
+        await _accepting(config.host, config.port, task)
         yield task
     finally:
         server.stop()  # type: ignore[no-untyped-call]
         await asyncio.wait((task,), timeout=STOP_TIMEOUT_S)
+
+
+def _claim(host: str, port: int) -> None:
+    """Raises `OSError` for a port that somebody listens on: granian would share it, and split the requests."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+async def _accepting(host: str, port: int, server: "asyncio.Task[None]") -> None:
+    """Until the server takes connections; raises what ended it."""
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a comparison, not a bind
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while not server.done():
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(target, port)
+                writer.close()
+                return
+            await asyncio.sleep(0.01)
+    server.result()
 
 
 async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:

@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._pending_wake: object | None = None
         self._exchanges = 0
         self._headers_done = False
+        self._keep_alive = True
         self.complete = True
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
@@ -98,6 +99,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headers_done:
             self.complete = True
+            self._keep_alive = self._parser.should_keep_alive()  # the parser forgets it after this call
 
     # -- one exchange
 
@@ -183,7 +185,7 @@ class Connection(asyncio.Protocol):
             and self._error is None
             and self._transport is not None
             and not self._transport.is_closing()
-            and self._parser.should_keep_alive()
+            and self._keep_alive
         )
 
     @property

@@ -1,34 +1,54 @@
-"""`forebay`, the command line."""
+"""`forebay`, the command line. A command's module is imported when it is called, so that each starts quickly."""
 
+import importlib
 import logging
 
 import click
 
-from forebay.platform.cli.config import config
-from forebay.platform.cli.demo import demo
-from forebay.platform.cli.doctor import doctor
-from forebay.platform.cli.serve import serve
-from forebay.platform.cli.tenancy import key, project, tenant
-from forebay.platform.cli.up import up
-from forebay.platform.cli.usage import usage
+_COMMANDS = {
+    "up": "Run the platform on this machine: stores, two vLLM replicas, front door.",
+    "serve": "Serve the models that the configuration names.",
+    "demo": "Let two tenants hold a streamed conversation each, and show the bill.",
+    "doctor": "Say what is missing on this machine, and what mends it.",
+    "config": "Check, show and describe the configuration file, forebay.yaml.",
+    "tenant": "Create, list, suspend, export and delete tenants.",
+    "project": "Create and list projects, and choose their models.",
+    "key": "Create, list, revoke and rotate API keys.",
+    "usage": "Show what was used: requests, tokens by class, and their cost.",
+}
+_MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy"}
+_QUIET = ("alembic", "httpx", "httpcore", "asyncio")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"forebay.platform.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="forebay")
 @click.option("-v", "--verbose", is_flag=True, help="Say more of what happens.")
-def main(*, verbose: bool) -> None:
+@click.pass_context
+def main(context: click.Context, *, verbose: bool) -> None:
     """Forebay: a multi-tenant inference service over vLLM and OpenAI-compatible servers.
 
     \b
-    On a laptop:       forebay up
-    In production:     forebay serve --config forebay.yaml
+    On a laptop:     forebay up
+    In production:   forebay serve --config forebay.yaml
     """
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
-    for noisy in ("alembic", "httpx", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-for command in (up, serve, demo, doctor, config, tenant, project, key, usage):
-    main.add_command(command)
+    runs = context.invoked_subcommand in ("serve", "up", "demo")
+    level = logging.DEBUG if verbose else logging.INFO if runs else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,11 +1,14 @@
 """`forebay serve`: the front door, in this process."""
 
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
+import msgspec
 import uvloop
 
+from forebay.metering import PriceConflictError, SpoolInUseError
 from forebay.platform.config.load import ConfigError, load_config
 from forebay.platform.config.model import Config
 from forebay.platform.server import serve as run_server
@@ -28,10 +31,12 @@ def serve(path: Path | None) -> None:
             raise click.ClickException(
                 "no models are configured: write a forebay.yaml (docs/configuration.md), or run `forebay up`"
             )
+        if config.server.port == 0:
+            config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=_free_port()))
         with ExitStack() as stack:
             postgres, valkey = _stores(config, stack)
             uvloop.run(run_server(config, postgres_url=postgres, valkey_url=valkey, on_ready=lambda: _say(config)))
-    except (ConfigError, StoreError, OSError) as error:
+    except (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -43,6 +48,12 @@ def _stores(config: Config, stack: ExitStack) -> tuple[str, str]:
     if valkey == "embedded":
         valkey = stack.enter_context(embedded.start_valkey(state)).url
     return postgres, valkey
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _say(config: Config) -> None:

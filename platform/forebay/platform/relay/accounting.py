@@ -8,6 +8,7 @@ from msgspec import Struct
 from forebay.metering import Attempt, Checkpoint, Quantities, Spool, Status, TerminatedBy, UsageRecord
 from forebay.metering.usage import billable, is_measured, quantities
 from forebay.platform.errors import unavailable
+from forebay.platform.relay.metrics import TOKENS
 from forebay.router import Usage
 
 DURABLE_TIMEOUT_S = 10.0
@@ -90,6 +91,13 @@ class Account:
             finish_reason,
             error,
         )
+        for kind, tokens in (
+            ("input", record.billable.input_total),
+            ("cache_read", record.billable.cache_read),
+            ("output", record.billable.output),
+        ):
+            if tokens:
+                TOKENS.labels(model=self._attempt.model, kind=kind).inc(tokens)
         await _durable(self._spool.close(record))
 
 

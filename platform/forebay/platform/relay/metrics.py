@@ -14,4 +14,4 @@ FIRST_BYTE = Histogram(
     ["model"],
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
-TOKENS = Counter("forebay_tokens_total", "Tokens of completed and cancelled attempts", ["model", "kind"])
+TOKENS = Counter("forebay_tokens_total", "Billable tokens; cache_read is a part of input", ["model", "kind"])

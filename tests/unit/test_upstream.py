@@ -1,0 +1,182 @@
+"""The connection to an engine, against scripted servers: what arrives, what is kept, how failures differ."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from forebay.router.upstream import HIGH_WATER, Client, Connection, UpstreamError, Wake
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+
+
+@asynccontextmanager
+async def server(script: Script) -> AsyncIterator[tuple[Client, list[int]]]:
+    """A server that runs `script` per connection; yields a client of it and a list that grows by each connection."""
+    seen: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(len(seen))
+        try:
+            await script(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = Client(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connect_timeout=1.0)
+    try:
+        yield client, seen
+    finally:
+        client.close()
+        listening.close()
+        await listening.wait_closed()
+
+
+async def request(reader: asyncio.StreamReader) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(2)
+
+
+def answering(*answers: bytes) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await request(reader)
+            writer.write(answer)
+            await writer.drain()
+
+    return script
+
+
+async def exchange(client: Client) -> tuple[int, bytes]:
+    connection = await client.acquire()
+    try:
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        return connection.status, await whole(connection)
+    finally:
+        client.release(connection)
+
+
+async def whole(connection: Connection) -> bytes:
+    parts = []
+    while data := await connection.read():
+        assert isinstance(data, bytes)
+        parts.append(data)
+    return b"".join(parts)
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_a_connection_is_used_again() -> None:
+    async with server(answering(OK, CHUNKED, OK)) as (client, connections):
+        assert [await exchange(client) for _ in range(3)] == [(200, b"hi"), (200, b"onetwo"), (200, b"hi")]
+        assert len(connections) == 1
+        assert repr(client).endswith("[0 active, 1 idle]>")
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nhi", b"HTTP/1.0 200 OK\r\n\r\nhi",
+])  # fmt: skip
+async def test_an_engine_that_closes_is_not_used_again(answer: bytes) -> None:
+    async with server(answering(answer)) as (client, connections):
+        assert [await exchange(client) for _ in range(2)] == [(200, b"hi")] * 2
+        assert len(connections) == 2
+
+
+async def test_an_interim_answer_is_followed_by_the_real_one() -> None:
+    async with server(answering(b"HTTP/1.1 100 Continue\r\nx-a: b\r\n\r\n" + OK)) as (client, _):
+        assert await exchange(client) == (200, b"hi")
+
+
+async def test_the_keep_alive_race_is_told_from_a_failure() -> None:
+    async with server(answering(OK)) as (client, _):  # closes after the first answer, as an idle timer would
+        await exchange(client)
+        with pytest.raises(UpstreamError) as caught:
+            await exchange(client)
+        assert caught.value.reused
+
+
+@pytest.mark.parametrize(("answer", "kind"), [
+    (b"", "closed"), (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi", "closed"), (CHUNKED[:-7], "closed"),
+    (b"hello\r\n\r\n", "protocol"), (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "protocol"),
+])  # fmt: skip
+async def test_an_answer_that_breaks_off_is_an_error(answer: bytes, kind: str) -> None:
+    async with server(answering(answer)) as (client, _):
+        with pytest.raises(UpstreamError) as caught:
+            await exchange(client)
+        assert caught.value.kind == kind
+        assert not caught.value.reused
+
+
+async def test_nobody_there() -> None:
+    client = Client("http://127.0.0.1:1", connect_timeout=1.0)
+    with pytest.raises(UpstreamError) as caught:
+        await client.acquire()
+    assert caught.value.kind == "connect"
+
+
+async def test_a_wait_can_be_interrupted_or_timed_before_during_and_after() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        await asyncio.sleep(0.2)
+        writer.write(OK)
+        await reader.read()
+
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        connection.interrupt()
+        assert await connection.head() is Wake.INTERRUPT
+        waiting = asyncio.create_task(connection.head())
+        await asyncio.sleep(0)
+        connection.interrupt()
+        assert await waiting is Wake.INTERRUPT
+        connection.wake_at = 0.0
+        waiting = asyncio.create_task(connection.head())
+        await asyncio.sleep(0)
+        client.tick(1.0)
+        assert await waiting is Wake.TICK
+        assert await connection.head() is None
+        assert await whole(connection) == b"hi"
+        client.release(connection)
+
+
+async def test_a_slow_consumer_stops_the_engine_from_sending() -> None:
+    sent = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+        for _ in range(1000):
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+            sent += 100_000
+
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        await asyncio.sleep(0.3)
+        stalled = sent
+        assert stalled < 30_000_000  # what the sockets hold, not what the engine has
+        first = await connection.read()
+        assert isinstance(first, bytes)
+        assert len(first) < 2 * HIGH_WATER + 1_000_000
+        assert len(first) + len(await whole(connection)) == 100_000_000
+        client.release(connection)
+
+
+async def test_idle_connections_are_dropped_before_the_engine_drops_them() -> None:
+    async with server(answering(OK, OK)) as (client, connections):
+        await exchange(client)
+        client.tick(asyncio.get_running_loop().time() + 60.0)
+        assert repr(client).endswith("[0 active, 0 idle]>")
+        await exchange(client)
+        assert len(connections) == 2
