@@ -28,19 +28,22 @@ Forebay is up. Ctrl-C stops everything.
 
 Talk to it with curl:
 
-  curl -N {url}/v1/chat/completions \\
-    -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\
-    -d '{{"model": "{model}", "stream": true,
-         "messages": [{{"role": "user", "content": "What is the capital of Italy?"}}]}}'
+curl -N {url}/v1/chat/completions \\
+  -H "Authorization: Bearer {key}" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "stream": true,
+       "messages": [{{"role": "user", "content": "What is the capital of Italy?"}}]}}'
 
-or with the OpenAI SDK (pip install openai):
+or with the OpenAI SDK:
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="{key}")
-  stream = client.chat.completions.create(
-      model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of Italy?"}}])
-  for chunk in stream:
-      print(chunk.choices[0].delta.content or "", end="", flush=True)
+{python} - <<'EOF'
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
+stream = client.chat.completions.create(
+    model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of Italy?"}}])
+for chunk in stream:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+EOF
 
 In another terminal:
 
@@ -89,4 +92,4 @@ def _commands() -> dict[str, str]:
     """How this program is called here, and what leads other commands to a state directory that is not the default."""
     program = sys.argv[0] if Path(sys.argv[0]).name == "forebay" else "forebay"
     moved = os.environ.get(STATE_DIR_ENV)
-    return {"forebay": program, "config": f" --config {moved}/forebay.yaml" if moved else ""}
+    return {"python": sys.executable, "forebay": program, "config": f" --config {moved}/forebay.yaml" if moved else ""}
