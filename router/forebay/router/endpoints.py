@@ -118,7 +118,7 @@ class Endpoint:
         try:
             health_path = self.adapter.health_path
             status = (await self.call(b"GET", health_path, b"", timeout=PROBE_TIMEOUT_S))[0] if health_path else 200
-            if status == 200 and self.max_model_len is None:
+            if status == 200 and self.health is not Health.UP:  # it may have come back with another model
                 await self._check_model()
         except UpstreamError as error:
             self.failed(str(error), at_once=error.kind == "connect")
@@ -136,7 +136,7 @@ class Endpoint:
             raise UpstreamError("protocol", f"/v1/models answered {status}")
         try:
             cards = msgspec.json.decode(body, type=_ModelList).data
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UpstreamError("protocol", f"/v1/models is not a model list: {error}") from error
         card = next((card for card in cards if card.id == self.spec.served_model), None)
         if card is None:

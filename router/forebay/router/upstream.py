@@ -61,6 +61,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_activity = self._loop.time()
+        if self.complete:  # nobody asked: what it is could be taken for the answer to the next request
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -118,6 +121,9 @@ class Connection(asyncio.Protocol):
         self.wake_at = float("inf")
         self.last_activity = self._loop.time()
         self._exchanges += 1
+        if self._paused:
+            self._paused = False
+            transport.resume_reading()
         if len(body) < 65_536:
             transport.write(head + body)
         else:

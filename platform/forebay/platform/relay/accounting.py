@@ -88,7 +88,7 @@ class Account:
             counted.measured,
             time.time(),
             self._first_byte_s,
-            finish_reason,
+            _plain(finish_reason),
             error,
         )
         for kind, tokens in (
@@ -99,6 +99,11 @@ class Account:
             if tokens:
                 TOKENS.labels(model=self._attempt.model, kind=kind).inc(tokens)
         await _durable(self._spool.close(record))
+
+
+def _plain(reason: str | None) -> str | None:
+    """An engine's word that the ledger can hold."""
+    return None if reason is None else reason[:64] if reason.isprintable() else "unreadable"
 
 
 async def _durable(future: "asyncio.Future[None]") -> None:

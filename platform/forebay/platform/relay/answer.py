@@ -13,6 +13,7 @@ class _Choice(Struct):
 
 class _Answer(Struct):
     choices: list[_Choice] | None = None
+    data: list[msgspec.Raw] | None = None  # embeddings
     model: str | None = None
     usage: Usage | None = None
 
@@ -31,9 +32,13 @@ _decoder = msgspec.json.Decoder(_Answer)
 def transform(body: bytes, view: View) -> Answer:
     """Raises `StreamError` for an answer that is not one."""
     try:
+        if not body.isascii():
+            body.decode()
         answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamError(f"not an answer: {error}") from error
+    if answer.choices is None and answer.data is None:
+        raise StreamError(f"not an answer: {body[:300]!r}")
     finish = next((c.finish_reason for c in answer.choices or () if c.finish_reason), None)
     if answer.model != view.model or view.tier is not None:
         body = _rewrite(body, view)

@@ -79,7 +79,8 @@ class Exchange:
         self._connection: Connection | None = None
         self._sent_at = self._loop.time()
         self._first_byte_at: float | None = None
-        self._heartbeat_at = self._sent_at
+        self._written_at = self._sent_at  # when the tenant last got a part of a stream
+        self._held = b""
         self._alone = endpoint.load.in_flight == 1
 
     async def run(self) -> None:
@@ -177,21 +178,33 @@ class Exchange:
             if not data or stream.done:
                 break
             out = stream.feed(data)
+            if out and self._first_byte_at is None:
+                out = await self._begin(out)
             if out:
-                if self._first_byte_at is None:
-                    await self._first_byte()
+                self._written_at = connection.last_activity
                 await client.write(out)
             if stream.done:
                 break
             if connection.last_activity >= next_checkpoint:
                 next_checkpoint = connection.last_activity + self._checkpoint_every
                 self._account.checkpoint(self._counted())
-        if stream.finish_reason == "abort" or not (stream.done or stream.finish_reason):
+        if not stream.complete:
             raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
+        if self._first_byte_at is None:
+            await self._first_byte()
+            await client.write(self._held)
         await self._swallow_end(connection)
         await self._complete(stream.usage(), stream.finish_reason)
-        await client.start_stream()
         await client.end_stream()
+
+    async def _begin(self, out: bytes) -> bytes:
+        """What the tenant may see. An engine that is stopping accepts a request and aborts it after its role chunk:
+        until a token was generated, the request can still move."""
+        self._held += out
+        if self._stream.nothing_yet:
+            return b""
+        await self._first_byte()
+        return self._held
 
     async def _swallow_end(self, connection: Connection) -> None:
         """Read past `[DONE]` to the end of the message, which is usually there already, to keep the connection."""
@@ -254,11 +267,17 @@ class Exchange:
     def _arm(self) -> None:
         assert self._connection is not None
         now = self._loop.time()
-        quiet_limit = self._timeouts.first_byte if self._first_byte_at is None else self._timeouts.idle
-        times = [self._sent_at + self._timeouts.total, self._connection.last_activity + quiet_limit]
+        times = [self._sent_at + self._timeouts.total, self._quiet_until(self._connection)]
         if self._call.inference.stream:
-            times.append(max(self._heartbeat_at, self._connection.last_activity) + self._timeouts.heartbeat_after)
+            times.append(self._written_at + self._timeouts.heartbeat_after)
         self._connection.wake_at = max(min(times), now)
+
+    def _quiet_until(self, connection: Connection) -> float:
+        if self._first_byte_at is not None:
+            return connection.last_activity + self._timeouts.idle
+        # A stream that trickles comments or half an event has not begun; of a whole answer each byte is a part.
+        since = self._sent_at if self._call.inference.stream else connection.last_activity
+        return since + self._timeouts.first_byte
 
     async def _woken(self, wake: object) -> None:
         """Raises `_Left`, or `UpstreamError("timeout")` when a deadline has passed."""
@@ -267,13 +286,12 @@ class Exchange:
         if wake is Wake.INTERRUPT:
             await self._abandon(connection)
             raise _Left
-        now, last = self._loop.time(), connection.last_activity
-        quiet_limit = self._timeouts.first_byte if self._first_byte_at is None else self._timeouts.idle
-        if now - self._sent_at >= self._timeouts.total or now - last >= quiet_limit:
+        now = self._loop.time()
+        if now - self._sent_at >= self._timeouts.total or now >= self._quiet_until(connection):
             await self._stop_engine(connection)
             raise UpstreamError("timeout", "the engine did not answer in time")
-        if self._call.inference.stream and now - max(self._heartbeat_at, last) >= self._timeouts.heartbeat_after:
-            self._heartbeat_at = now
+        if self._call.inference.stream and now - self._written_at >= self._timeouts.heartbeat_after:
+            self._written_at = now
             await self._client.heartbeat()
         self._arm()
 
@@ -327,10 +345,7 @@ class Exchange:
     _whole_usage: Usage | None = None
 
     def _counted(self, *, aborted: bool = False) -> Counted:
-        try:
-            usage = self._stream.usage() if self._call.inference.stream else self._whole_usage
-        except StreamError:
-            usage = None
+        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage
         if usage is None and self._call.inference.stream and self._endpoint.adapter.continuous_usage:
             usage = Usage(prompt_tokens=0, completion_tokens=0)  # it would have told of its first token
         return self._count(usage, aborted=aborted)

@@ -18,13 +18,23 @@ from forebay.router import Usage, decode_usage
 MAX_FRAME = 8 << 20  # bytes of one event; no engine sends so much, so more is a broken stream
 DONE = b"data: [DONE]\n\n"
 _USAGE = b',"usage":'
-_FINISH = b'"finish_reason":"'
-_INDEX = b'"choices":[{"index":'
 
 
 class StreamError(Exception):
     """The engine's stream is broken, or carried an error of its own. The text may hold engine internals: log it, do not
     relay it."""
+
+
+class _Choice(Struct):
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Event(Struct):
+    choices: list[_Choice] | None = None
+
+
+_event = msgspec.json.Decoder(_Event).decode
 
 
 class View(Struct, frozen=True):
@@ -61,6 +71,7 @@ class StreamTransform:
         self.finish_reason: str | None = None
         self.done = False
         self.events = 0
+        self.finished = 0  # choices that have ended
 
     def feed(self, data: bytes) -> bytes:
         """Raises `StreamError`."""
@@ -77,46 +88,52 @@ class StreamTransform:
             if cut <= 1:
                 return b""
             data = data[:cut]
+        _check_text(data)
         if data.count(b"\n\n") == 1:
             return self._frame(data[:-2])
         return b"".join([self._frame(frame) for frame in data[:-2].split(b"\n\n")])
 
     def usage(self) -> Usage | None:
-        """The engine's latest account of this request, or None when it has given none.
-
-        Raises `StreamError` if what it gave is not a usage object.
-        """
+        """The engine's latest account of this request; None when it has given none, no counts if it is unreadable."""
         try:
             if self._final_usage or not self._multiple:
                 return None if self._last_usage is None else decode_usage(self._last_usage)
             return self._sum_choices()
-        except msgspec.DecodeError as error:
-            raise StreamError(f"not a usage object: {error}") from error
+        except msgspec.DecodeError:
+            return Usage()
 
     @property
-    def final_usage(self) -> bool:
-        return self._final_usage
+    def complete(self) -> bool:
+        """Whether the answer has all that it should, with or without `[DONE]`."""
+        whole = self.done and self.events > 0
+        return self.finish_reason != "abort" and (whole or self.finished >= self._view.choices)
+
+    @property
+    def nothing_yet(self) -> bool:
+        """Whether no token was generated, as far as the engine tells: only role chunks, one a choice, or an abort."""
+        if self.finish_reason == "abort":
+            return True
+        usage = self.usage() if self.events <= self._view.choices else None
+        return usage is not None and usage.completion_tokens == 0
 
     def _frame(self, frame: bytes) -> bytes:
         if not frame.startswith(b"data: {"):
             return self._odd_frame(frame)
         self.events += 1
-        at = frame.find(_FINISH)
-        if at > 0:
-            at += len(_FINISH)
-            self.finish_reason = frame[at : frame.find(b'"', at)].decode("ascii", "replace")
+        choices = self._choices(frame)
         at = frame.rfind(_USAGE)
-        if at < 0 or (self._rename is not None and self._rename[0] not in frame):
-            return self._slow_frame(frame)
         start = at + len(_USAGE)
-        end = _object_end(frame, start) if frame[start] == 0x7B else start + 4  # or null
+        if at < 0 or frame[start] not in b"{n" or (self._rename is not None and self._rename[0] not in frame):
+            return self._slow_frame(frame, choices)
+        end = start + 4  # null
         if frame[start] == 0x7B:
+            end = _object_end(frame, start)
             self._last_usage = frame[start:end]
-            if b'"choices":[]' in frame:
+            if not choices:
                 self._final_usage = True
                 return self._usage_frame(frame)
             if self._multiple:
-                self._note_choice(frame)
+                self._choice_usage[choices[0].index] = self._last_usage
         if self._rename is not None:
             renamed = frame.replace(*self._rename, 1)
             shift = len(renamed) - len(frame)
@@ -124,6 +141,19 @@ class StreamTransform:
         if self._view.continuous_usage:
             return frame + b"\n\n"
         return frame[:at] + self._tail + frame[end:] + b"\n\n"
+
+    def _choices(self, frame: bytes) -> list[_Choice]:
+        """Those of one event, which is checked to be JSON, since what is spliced is not parsed again."""
+        try:
+            choices = _event(frame[6:]).choices or []
+        except msgspec.DecodeError as error:
+            raise StreamError(f"not an event: {error}") from error
+        for choice in choices:
+            if choice.finish_reason:
+                self.finished += 1
+                if self.finish_reason != "abort":
+                    self.finish_reason = choice.finish_reason
+        return choices
 
     def _usage_frame(self, frame: bytes) -> bytes:
         if not self._view.include_usage:
@@ -149,23 +179,20 @@ class StreamTransform:
             return self._frame(b"data: " + payload)
         raise StreamError(f"not an event: {frame[:80]!r}")
 
-    def _slow_frame(self, frame: bytes) -> bytes:
+    def _slow_frame(self, frame: bytes, choices: list[_Choice]) -> bytes:
         """A frame that is not laid out as vLLM lays it out: parsed and written anew."""
         try:
             event: dict[str, Any] = msgspec.json.decode(frame[6:], type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             raise StreamError(f"not an event: {error}") from error
         if event.get("error") is not None:
             raise StreamError(f"the engine reported an error: {str(event['error'])[:300]}")
-        choices = event.get("choices") or []
         usage = event.pop("usage", None)
-        for choice in choices:
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if usage is not None:
             self._last_usage = msgspec.json.encode(usage)
             self._final_usage = self._final_usage or not choices
             if choices and self._multiple:
-                self._choice_usage[int(choices[0].get("index", 0))] = self._last_usage
+                self._choice_usage[choices[0].index] = self._last_usage
         if not choices and "choices" in event and not self._view.include_usage:
             return b""  # a frame that only carries usage, or nothing: SDKs index choices[0]
         if "model" in event:
@@ -175,12 +202,6 @@ class StreamTransform:
         if self._view.include_usage:
             event["usage"] = usage if not choices or self._view.continuous_usage else None
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
-
-    def _note_choice(self, frame: bytes) -> None:
-        at = frame.find(_INDEX)
-        if at > 0:
-            at += len(_INDEX)
-            self._choice_usage[int(frame[at : frame.find(b",", at)])] = self._last_usage or b"{}"
 
     def _sum_choices(self) -> Usage | None:
         """Continuous usage counts one choice and its own prompt: the request's is the sum over choices, prompts once.
@@ -202,6 +223,14 @@ def error_frame(body: bytes) -> bytes:
 
 
 HEARTBEAT = b": heartbeat\n\n"
+
+
+def _check_text(data: bytes) -> None:
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise StreamError(f"not UTF-8: {error.reason}") from error
 
 
 def _member(name: str, value: str) -> bytes:
