@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
 
 from tests.doubles.wire import counters, growth
 from tests.e2e.engines import Engine
@@ -35,12 +34,6 @@ async def counted(engines: tuple[Engine, ...]) -> list[dict[str, float]]:
 
         await eventually(idle, 60, every=0.3)
         return [counters((await client.get(f"{engine.url}/metrics")).text) for engine in engines]
-
-
-async def ledger(door: Door) -> list[dict[str, Any]]:
-    await eventually(lambda: not door.service.spool.open_count and not door.service.spool.unshipped, 20)
-    async with door.service.engine.connect() as db:
-        return [dict(row) for row in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
 
 
 def totals(records: list[dict[str, Any]]) -> tuple[int, int, int]:
@@ -89,11 +82,10 @@ async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(
                     "/v1/completions", json={"model": MODEL, "prompt": STORY * 3, "max_tokens": 6}, timeout=300.0
                 ),
             )
-        records = await ledger(door)
+        records = await door.records(24)
         after = await counted(vllm_pair)
         grown = [growth(a, b) for a, b in zip(before, after, strict=True)]
         assert {r["status"] for r in records} == {"completed", "cancelled", "failed"}
-        assert len(records) == 24
         expected = tuple(sum(g.get(name, 0) for g in grown) for name in (PROMPT, CACHED, GENERATED))
         assert totals(records) == expected
         assert expected[1] > 0
@@ -123,12 +115,13 @@ async def test_of_several_choices_and_prompts_the_totals_are_exact(
         ]
         assert {answer.status_code for answer in answers} == {200}
         await leave_after(door, 9, message(STORY, n=2, max_tokens=300, stream=True))
-        records = await ledger(door)
+        records = await door.records(4)
         after = await counted(vllm_pair)
         grown = [growth(a, b) for a, b in zip(before, after, strict=True)]
         found = totals(records)
-        assert found[0] == sum(g.get(PROMPT, 0) for g in grown)
-        assert found[2] == sum(g.get(GENERATED, 0) for g in grown)
+        summary = [(r["api"], r["status"], r["stream"], totals([r]), r["finish_reason"]) for r in records]
+        assert found[0] == sum(g.get(PROMPT, 0) for g in grown), summary
+        assert found[2] == sum(g.get(GENERATED, 0) for g in grown), summary
         assert not any(r["measured"] for r in records)
 
 
@@ -148,9 +141,12 @@ async def test_a_killed_engine_loses_no_request_that_had_not_begun_to_answer(
         assert all(status == 200 for status, _, _ in outcomes)
         assert all(error is None or began for _, began, error in outcomes)
         assert all(error is None for _, _, error in outcomes[len(long) :])
-        records = await ledger(door)
-        served = {r["request_id"] for r in records if r["status"] == "completed"}
-        assert len(served) == sum(error is None for _, _, error in outcomes)
+        whole = sum(error is None for _, _, error in outcomes)
+
+        async def served() -> bool:
+            return bool(sum(r["status"] == "completed" for r in await door.ledger()) == whole)
+
+        await eventually(served, 20, every=0.2)
     await eventually(victim.ready, 180, every=1.0)
 
 

@@ -1,6 +1,5 @@
 """A front door inside the test's own event loop: real stores, real HTTP, engine doubles."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +10,11 @@ import msgspec
 from openai import AsyncOpenAI
 from sqlalchemy import text
 
-from forebay.metering import UsageQuery
 from forebay.platform.config.model import Config
 from forebay.platform.server import listening
 from forebay.platform.service import Service, running
 from forebay.platform.tenancy.principal import Scope
+from tests.eventually import eventually
 from tests.processes import free_port
 
 MODEL = "smollm2-135m-instruct"
@@ -48,20 +47,23 @@ class Door:
             "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": content}], **body}
         )
 
-    async def records(self, count: int) -> list[dict[str, Any]]:
-        """All usage records, oldest first, once there are `count` in the ledger; raises when there are not in time."""
-        for _ in range(100):
-            async with self.service.engine.connect() as db:
-                rows = (await db.execute(text("SELECT * FROM usage_records ORDER BY started_at, attempt"))).mappings()
-                found = [dict(row) for row in rows]
-            if len(found) >= count:
-                assert len(found) == count, found
-                return found
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"{len(found)} usage records instead of {count}: {found}")
+    async def ledger(self) -> list[dict[str, Any]]:
+        """All usage records that have reached the ledger, oldest first."""
+        async with self.service.engine.connect() as db:
+            rows = (await db.execute(text("SELECT * FROM usage_records ORDER BY started_at, attempt"))).mappings()
+            return [dict(row) for row in rows]
 
-    async def usage_lines(self, **query: Any) -> Any:
-        return await self.service.ledger.usage(UsageQuery(**query))
+    async def records(self, count: int) -> list[dict[str, Any]]:
+        """All usage records once there are `count` in the ledger; raises when there are fewer in time, or more."""
+
+        async def enough() -> list[dict[str, Any]] | None:
+            found = await self.ledger()
+            return found if len(found) >= count else None
+
+        found: list[dict[str, Any]] | None = await eventually(enough, 10.0, every=0.05)
+        assert found is not None
+        assert len(found) == count, found
+        return found
 
 
 class Engine(Protocol):

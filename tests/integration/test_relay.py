@@ -337,6 +337,10 @@ async def test_an_over_long_prompt_is_named_as_such(open_door: OpenDoor) -> None
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "context_length_exceeded"
         assert (await door.chat(max_tokens=2)).status_code == 200
+        refused, _ = await door.records(2)
+        assert (refused["status"], refused["error"]) == ("failed", "context_length_exceeded")
+        assert refused["measured"]
+        assert refused["engine_input_uncached"] == 0
 
 
 async def test_a_revoked_key_stops_within_a_second_while_requests_run(open_door: OpenDoor) -> None:
