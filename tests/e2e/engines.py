@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from forebay.platform.config.load import load_config
 from forebay.platform.local import engines, probe, vllm, weights
 from forebay.platform.local.paths import MODEL, Paths, paths
 from forebay.platform.local.progress import Progress
@@ -52,7 +53,7 @@ class Engine:
 @contextmanager
 def state_with_engines() -> Iterator[Paths]:
     """A state directory of its own that borrows the installed engines and the converted model."""
-    real = paths()
+    real = paths(load_config(None).stores.state_dir)
     asyncio.run(_prepare(real))
     with state_directory() as directory:
         (directory / "engines").symlink_to(real.engine.parent)

@@ -243,3 +243,16 @@ def test_effective_dates_that_are_the_same_instant_collide() -> None:
     (fault,) = check(yaml.safe_dump(document), "f", {})
     assert fault.path == "models[0].prices[1].effectiveFrom"
     assert fault.problem.startswith("effective date '2026-01-01 00:00:00+00:00' is taken")
+
+
+def test_the_environment_moves_the_state_directory_for_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "forebay.yaml"
+    file.write_text("apiVersion: forebay.dev/v1\nstores: {stateDir: elsewhere}\n")
+    monkeypatch.setenv("FOREBAY_STATE_DIR", "/moved")
+    assert load_config(file).stores.state_dir == "/moved"
+    monkeypatch.chdir(tmp_path.parent)
+    assert load_config(None).stores.state_dir == "/moved"
+    monkeypatch.setenv("FOREBAY_STATE_DIR", "")
+    assert load_config(file).stores.state_dir == "elsewhere"

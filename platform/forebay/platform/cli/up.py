@@ -10,11 +10,10 @@ import click
 import msgspec
 
 from forebay.platform.config.faults import ConfigError
-from forebay.platform.config.load import load_config
+from forebay.platform.config.load import STATE_DIR_ENV, load_config
 from forebay.platform.config.model import Config
 from forebay.platform.local import settings, stack
 from forebay.platform.local.commands import LocalError
-from forebay.platform.local.paths import STATE_DIR_ENV
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.stack import Stack, StoppedError
 

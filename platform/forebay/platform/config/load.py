@@ -17,6 +17,7 @@ from forebay.platform.config.model import Config
 __all__ = ["DEFAULT_FILE", "ConfigError", "Fault", "check", "examine", "find", "load_config", "read"]
 
 DEFAULT_FILE = Path("forebay.yaml")
+STATE_DIR_ENV = "FOREBAY_STATE_DIR"
 logger = logging.getLogger(__name__)
 
 
@@ -27,13 +28,21 @@ def load_config(path: Path | None = None) -> Config:
     """
     found = find(path)
     if found is None:
-        return Config()
+        return _moved(Config())
     config, faults = examine(read(found), str(found))
     if config is None:
         raise ConfigError(faults)
     for fault in faults:
         logger.warning("%s", fault)
-    return config
+    return _moved(config)
+
+
+def _moved(config: Config) -> Config:
+    """The environment wins over the file, so that one machine can keep several states."""
+    state = os.environ.get(STATE_DIR_ENV)
+    if not state:
+        return config
+    return msgspec.structs.replace(config, stores=msgspec.structs.replace(config.stores, state_dir=state))
 
 
 def find(path: Path | None) -> Path | None:

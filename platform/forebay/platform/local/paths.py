@@ -12,7 +12,6 @@ from msgspec import Struct
 from forebay.platform.local.progress import Progress
 
 MODEL = "smollm2-135m-instruct"  # the name engines serve it under
-STATE_DIR_ENV = "FOREBAY_STATE_DIR"
 
 
 class Paths(Struct, frozen=True):
@@ -53,9 +52,9 @@ class Paths(Struct, frozen=True):
         return self.state / "run" / "up.json"
 
 
-def paths(configured: str = ".forebay") -> Paths:
-    """The environment variable wins over the configuration, so that one machine can keep several states."""
-    return Paths(Path(os.environ.get(STATE_DIR_ENV) or configured).absolute())
+def paths(state_dir: str) -> Paths:
+    """Of `stores.stateDir`."""
+    return Paths(Path(state_dir).absolute())
 
 
 @contextlib.asynccontextmanager
