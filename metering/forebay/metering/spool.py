@@ -35,7 +35,7 @@ class Spool:
     def __init__(self, directory: Path, limit_bytes: int, *, commit_interval: float = 0.002) -> None:
         """`commit_interval` is the shortest time between two commits under load, in seconds."""
         self._writer = Writer(directory, limit_bytes, commit_interval, self._deliver_from_thread)
-        self._directory = directory
+        self.directory = directory
         self._open: set[Key] = set()
         self._checkpoints: dict[Key, Checkpoint] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -43,7 +43,7 @@ class Spool:
 
     def __repr__(self) -> str:
         state = "accepting" if self.accepting else "not accepting"
-        return f"<Spool {self._directory} {state} [open: {self.open_count}, unshipped: {self.unshipped}]>"
+        return f"<Spool {self.directory} {state} [open: {self.open_count}, unshipped: {self.unshipped}]>"
 
     async def start(self) -> None:
         """Own the directory, settle what dead processes left. Raises `SpoolInUseError`, `sqlite3.Error`, `OSError`."""
@@ -68,8 +68,9 @@ class Spool:
             await asyncio.wait_for(stopped, timeout)
         except TimeoutError:
             self._writer.abandon.set()
-            logger.critical("the usage spool %s could not be written before the end; its last records are lost",
-                            self._directory)
+            logger.critical(
+                "the usage spool %s could not be written before the end; its last records are lost", self.directory
+            )
 
     @property
     def accepting(self) -> bool:

@@ -25,25 +25,36 @@ STOP_TIMEOUT_S = 10.0
 
 
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early."""
+    """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early, a first one the start."""
+    ready = False
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    end = asyncio.current_task().cancel  # type: ignore[union-attr]
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop.set)
-    async with (
-        running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service,
-        listening(service) as server,
-    ):
-        on_ready()
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if server.done():
-            server.result()
-            raise RuntimeError("the HTTP server ended by itself")
-        log.info("draining: %d requests in flight", service.inferences.gate.in_flight)
-        stop.clear()
-        await _first(service.drain(), stop.wait())
+        asyncio.get_running_loop().add_signal_handler(signum, lambda: stop.set() if ready else end())
+    try:
+        async with (
+            running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service,
+            listening(service) as server,
+        ):
+            ready = True
+            on_ready()
+            await _until_stopped(service, server, stop)
+    except asyncio.CancelledError:
+        if ready:
+            raise
+        log.info("stopped before it was ready")
+
+
+async def _until_stopped(service: Service, server: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if server.done():
+        server.result()
+        raise RuntimeError("the HTTP server ended by itself")
+    log.info("draining: %d requests in flight", service.inferences.gate.in_flight)
+    stop.clear()
+    await _first(service.drain(), stop.wait())
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import socket
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.relay.relay import Relay
 from forebay.platform.stores import database, valkey
+from forebay.platform.stores.contact import first_contact
+from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.health import StoreHealth
 from forebay.platform.stores.schema import migrate
 from forebay.platform.tenancy.auth import Authenticator
@@ -28,7 +31,6 @@ from forebay.router import EndpointSpec, Pool, Watcher
 
 log = logging.getLogger(__name__)
 
-DATABASE_WAIT_S = 60.0
 SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the next start
 
 
@@ -87,12 +89,12 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         stack.push_async_callback(engine.dispose)
         cache = valkey.create_client(valkey_url)
         stack.push_async_callback(cache.aclose)
-        await _first_contact(engine)
+        await first_contact(engine)
+        await migrate(engine)
         ledger = Ledger(engine)
         await ledger.register_prices(prices_of(config))
 
-        spool = Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes)
-        await spool.start()
+        spool = await _started(Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes))
         stack.push_async_callback(spool.stop)
         shipper = Shipper(spool, ledger)
         shipper.start()
@@ -180,19 +182,12 @@ def _spec(endpoint: Endpoint, model: str) -> EndpointSpec:
     )
 
 
-async def _first_contact(engine: AsyncEngine) -> None:
-    """Migrate, as soon as Postgres is there. Raises what it raised last when it does not come."""
-    deadline = asyncio.get_running_loop().time() + DATABASE_WAIT_S
-    while True:
-        try:
-            await database.ping(engine)
-            break
-        except Exception as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-            log.warning("waiting for Postgres: %s", type(error).__name__)
-            await asyncio.sleep(1.0)
-    await migrate(engine)
+async def _started(spool: Spool) -> Spool:
+    try:
+        await spool.start()
+    except sqlite3.Error as error:
+        raise StoreError(f"{spool.directory} cannot hold the usage spool: {error}") from error
+    return spool
 
 
 async def _stop(task: "asyncio.Task[None]") -> None:
