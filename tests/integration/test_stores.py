@@ -77,7 +77,8 @@ def test_stale_pid_that_a_stranger_has_now_does_not_stop_a_start() -> None:
             record = (state / "postgres/data/postmaster.pid").read_text().splitlines()
         stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, cwd="/")
         try:
-            (state / "postgres/data/postmaster.pid").write_text("\n".join([str(stranger.pid), *record[1:]]))
+            for file in ("data/postmaster.pid", ".s.PGSQL.5432.lock"):  # as they are after a kill
+                (state / "postgres" / file).write_text("\n".join([str(stranger.pid), *record[1:]]))
             assert embedded.postgres_url(state) is None
             with embedded.start_postgres(state, fast=True) as server:
                 assert asyncio.run(_execute(server.url, "SELECT 1")) == 1

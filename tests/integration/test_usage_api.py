@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
-from openai import AsyncOpenAI, BadRequestError, PermissionDeniedError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, PermissionDeniedError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Ledger, Price, Quantities
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError
+from forebay.platform.stores.database import create_engine
 from forebay.platform.tenancy.principal import Principal, Scope
 from tests.metered import T0, attempt, record
 
@@ -148,3 +149,12 @@ async def test_nonsense_is_refused_by_parameter(engine: AsyncEngine) -> None:
         with pytest.raises(BadRequestError) as refused:
             await client.admin.organization.usage.completions(start_time=START, limit=10_000)
     assert refused.value.param == "limit"
+
+
+async def test_without_postgres_the_answer_is_503_and_says_when_to_retry() -> None:
+    away = create_engine("postgresql://forebay@127.0.0.1:1/forebay")
+    async with sdk(away) as client:
+        with pytest.raises(InternalServerError) as caught:
+            await client.admin.organization.usage.completions(start_time=START)
+    assert (caught.value.status_code, caught.value.code) == (503, "database_unavailable")
+    await away.dispose()

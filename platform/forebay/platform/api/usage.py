@@ -13,6 +13,7 @@ from forebay.metering import Ledger, Line
 from forebay.metering.prices import line as round_line
 from forebay.platform.api.usage_query import Page, parse
 from forebay.platform.errors import ApiError
+from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy.principal import Principal, Scope
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -61,7 +62,8 @@ async def _lines(
         raise ApiError(403, "insufficient_scope", "This API key lacks the scope 'usage.read' of a tenant.")
     params = {name: request.query_params.getall(name) for name in request.query_params}
     page = parse(params, tenant=principal.tenant_id, apis=apis, now=time.time(), costs=costs)
-    return page, await ledger.usage(page.query) if page.query else []
+    with reachable():
+        return page, await ledger.usage(page.query) if page.query else []
 
 
 def _all(request: Request[Any, Any, Any], name: str) -> list[str]:

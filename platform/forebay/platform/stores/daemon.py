@@ -47,6 +47,7 @@ class Launch(Struct, frozen=True):
     pid_file: Path  # written by the server, the pid on its first line
     ready: Callable[[], bool]
     stop_signals: tuple[signal.Signals, ...]  # from polite to final
+    lock_files: tuple[Path, ...] = ()  # others that it leaves behind when it is killed, and trusts when it starts
 
 
 class Daemon:
@@ -163,7 +164,8 @@ def _spawn(launch: Launch, timeout: float) -> "subprocess.Popen[bytes]":
     stale = _recorded_pid(launch)
     if stale is not None and psutil.pid_exists(stale):  # reused by a stranger, whom Postgres would take for a server
         logger.warning("removing %s: its pid %d is another process now", launch.pid_file, stale)
-        launch.pid_file.unlink()
+        for path in (launch.pid_file, *launch.lock_files):
+            path.unlink(missing_ok=True)
     if launch.log.exists() and launch.log.stat().st_size > _LOG_LIMIT:
         launch.log.replace(launch.log.with_suffix(".old"))
     process = _popen(launch)

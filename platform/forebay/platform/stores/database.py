@@ -1,14 +1,20 @@
 """Postgres through SQLAlchemy and asyncpg: one bounded pool, and a deadline on every step."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import asyncpg
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from forebay.platform.errors import unavailable
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.urls import expand
+
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 2.0
 POOL_TIMEOUT = 2.0
@@ -61,3 +67,13 @@ async def ping(engine: AsyncEngine, timeout: float = CONNECT_TIMEOUT) -> None:
     """Return if Postgres answers within `timeout` seconds, else raise what went wrong."""
     async with asyncio.timeout(timeout), engine.connect() as connection:
         await connection.execute(text("SELECT 1"))
+
+
+@contextmanager
+def reachable() -> Iterator[None]:
+    """Queries of a request, which is answered by ApiError 503 where Postgres is away, slow or broken."""
+    try:
+        yield
+    except ERRORS as error:
+        logger.warning("Postgres: %s", type(error).__name__, exc_info=None if isinstance(error, OSError) else error)
+        raise unavailable("database_unavailable", "Postgres does not answer as it should.", retry_after=1.0) from None

@@ -94,6 +94,7 @@ def _postgres(state: Path, *, fast: bool, create: bool) -> Launch:
         account=owner,
         environment={"LC_ALL": "C"},
         pid_file=data / "postmaster.pid",
+        lock_files=(sockets / f"{_SOCKET}.lock",),
         ready=lambda: _accepts(data / "postmaster.pid"),
         stop_signals=(signal.SIGINT, signal.SIGQUIT, signal.SIGKILL),  # fast, immediate, gone
     )

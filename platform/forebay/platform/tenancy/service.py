@@ -4,9 +4,8 @@ Every change takes one advisory lock first, the one that the change feed's trigg
 way they cannot deadlock. Refusals are ApiErrors, and so is a database that is away (503).
 """
 
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -15,16 +14,14 @@ from sqlalchemy import Row, Update, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from forebay.platform.errors import ApiError, unavailable
-from forebay.platform.stores.database import ERRORS
+from forebay.platform.errors import ApiError
+from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy import queries, validate
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
 from forebay.platform.tenancy.usage_export import usage_of
-
-logger = logging.getLogger(__name__)
 
 # Yields a tenant's usage, in whatever msgspec can encode, for its export. By default it is read from the ledger.
 UsageExport = Callable[[str], AsyncIterator[Any]]
@@ -297,14 +294,14 @@ class Tenancy:
 
     @asynccontextmanager
     async def _read(self) -> AsyncIterator[AsyncConnection]:
-        with _reachable():
+        with reachable():
             async with self._engine.connect() as db:
                 yield db
 
     @asynccontextmanager
     async def _change(self, what: str) -> AsyncIterator[tuple[AsyncConnection, float]]:
         """A transaction alone in changing tenancy, and the database's time in it."""
-        with _reachable():
+        with reachable():
             try:
                 async with self._engine.begin() as db:
                     await db.execute(_LOCK)
@@ -313,15 +310,6 @@ class Tenancy:
                 if "_name" not in str(error.orig):
                     raise
                 raise validate.conflict("name_taken", f"another {what} already has this name", param="name") from None
-
-
-@contextmanager
-def _reachable() -> Iterator[None]:
-    try:
-        yield
-    except ERRORS as error:
-        logger.warning("tenancy: %s", type(error).__name__, exc_info=error)
-        raise unavailable("database_unavailable", "Postgres does not answer as it should.", retry_after=1.0) from None
 
 
 def _tenant_name(name: str) -> str:
