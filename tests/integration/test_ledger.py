@@ -111,3 +111,19 @@ async def test_the_end_of_a_report_is_exclusive_and_nothing_makes_an_empty_one(e
     await ledger.insert([record(attempt(1), ended_at=T0 + 60)])
     assert await ledger.usage(UsageQuery(start=T0, end=T0 + 60)) == []
     assert len(await ledger.usage(UsageQuery(start=T0 + 60, end=T0 + 61))) == 1
+
+
+async def test_records_are_durable_even_where_the_server_does_not_wait_for_its_disk(engine: AsyncEngine) -> None:
+    async with engine.begin() as db:
+        assert (await db.execute(text("SHOW synchronous_commit"))).scalar_one() == "off"
+        for statement in (
+            "CREATE TABLE seen AS SELECT ''::text AS setting",
+            """CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+               UPDATE seen SET setting = current_setting('synchronous_commit'); RETURN NULL; END $$""",
+            "CREATE TRIGGER look AFTER INSERT ON usage_records EXECUTE FUNCTION look()",
+        ):
+            await db.execute(text(statement))
+    await Ledger(engine).insert([record()])
+    async with engine.connect() as db:
+        assert (await db.execute(text("SELECT setting FROM seen"))).scalar_one() == "on"
+        assert (await db.execute(text("SHOW synchronous_commit"))).scalar_one() == "off"

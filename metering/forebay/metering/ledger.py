@@ -18,6 +18,10 @@ from forebay.metering.report import Line, UsageQuery
 from forebay.metering.tables import price_versions, usage_records
 
 _INSERT = text(files("forebay.metering").joinpath("sql/insert_usage.sql").read_text(encoding="utf-8"))
+# A server that confirms commits it has not written yet would lose records that have left the spool.
+_DURABLE = text("""
+    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'
+""")
 _CHUNK = 500
 _PRICE_FIELDS = ("effective_from", "currency", "input", "output", "cache_read", "cache_write")
 
@@ -33,9 +37,11 @@ class Ledger:
         self._engine = engine
 
     async def insert(self, records: Sequence[UsageRecord]) -> int:
-        """Add records in one transaction; those already there are left alone. Returns how many were new."""
+        """Add records in one transaction; those already there are left alone. Durable when it returns how many were
+        new."""
         added = 0
         async with self._engine.begin() as connection:
+            await connection.execute(_DURABLE)
             for start in range(0, len(records), _CHUNK):
                 chunk = msgspec.json.encode(records[start : start + _CHUNK]).decode()
                 result = await connection.execute(_INSERT, {"records": chunk})
