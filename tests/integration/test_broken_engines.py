@@ -211,3 +211,34 @@ async def test_64_streams_whose_engine_dies_at_once_leave_nothing_behind(open_do
             assert json.loads(frames(answer)[-1])["error"]["code"] in {"engine_error", "no_endpoint"}
         assert {r["status"] for r in await door.records(64)} == {"failed"}
         assert at_rest(door)
+
+
+async def test_a_request_is_sent_twice_at_most_by_a_keep_alive_race(open_door: OpenDoor) -> None:
+    """An engine, or a proxy before it, that drops every request which comes on a connection it has kept."""
+    kept: set[asyncio.StreamWriter] = set()
+    answer = whole(b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+
+    async def script(writer: asyncio.StreamWriter) -> None:
+        if writer in kept:
+            raise ConnectionResetError
+        kept.add(writer)
+        await asyncio.sleep(0.1)
+        writer.write(answer)
+
+    async with ScriptedEngine(script, model=MODEL) as engine, open_door(engine) as door:
+        assert {r.status_code for r in await asyncio.gather(*(door.chat(str(n)) for n in range(8)))} == {200}
+        engine.asked = 0
+        assert (await door.chat("again")).status_code == 200
+        assert engine.asked == 2
+        await door.records(9)
+
+
+async def test_an_engine_that_dies_at_work_is_not_asked_again(open_door: OpenDoor) -> None:
+    async def script(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.2)
+        raise ConnectionResetError
+
+    async with ScriptedEngine(script, model=MODEL) as engine, open_door(engine) as door:
+        response = await door.chat("x")  # on the connection that the probes have left
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_error")
+        assert engine.asked == 1

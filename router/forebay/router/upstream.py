@@ -241,10 +241,10 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self._parts.netloc} [{len(self.active)} active, {len(self._idle)} idle]>"
 
-    async def acquire(self) -> Connection:
-        """A connection ready to send on. Raises `UpstreamError("connect", …)`."""
+    async def acquire(self, *, fresh: bool = False) -> Connection:
+        """A connection ready to send on; `fresh`: one that was never used. Raises `UpstreamError("connect", …)`."""
         loop = asyncio.get_running_loop()
-        while self._idle:
+        while self._idle and not fresh:
             connection = self._idle.pop()
             if connection.reusable and loop.time() - connection.last_activity < IDLE_SECONDS:
                 self.active.add(connection)

@@ -21,6 +21,7 @@ from forebay.router import Booking, Connection, Endpoint, ServerFields, Upstream
 log = logging.getLogger(__name__)
 
 ABORT_CALL_S = 0.5  # the engine must be stopped within a second, so a silent abort route is given up on early
+RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
 DRAIN_S = 3.0  # how long a stopped engine may take to tell its last usage
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
 _PATHS = {
@@ -121,11 +122,13 @@ class Exchange:
         head = self._endpoint.head(
             b"POST", _PATHS[self._call.inference.api], self._endpoint.adapter.headers(self._server_fields()), len(body)
         )
+        raced = False
         while True:
-            connection = self._connection = await self._endpoint.client.acquire()
+            connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
             if self._client.left:
                 await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT)
                 raise _Left
+            began = self._loop.time()
             try:
                 connection.send(head, body)
                 self._arm()
@@ -133,7 +136,8 @@ class Exchange:
                     await self._woken(wake)
                 break
             except UpstreamError as error:
-                if not error.reused:
+                raced = error.reused and self._loop.time() - began < RACE_S
+                if not raced:
                     raise
                 self._endpoint.client.release(connection)
                 self._connection = None
