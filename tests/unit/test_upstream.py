@@ -180,3 +180,26 @@ async def test_idle_connections_are_dropped_before_the_engine_drops_them() -> No
         assert repr(client).endswith("[0 active, 0 idle]>")
         await exchange(client)
         assert len(connections) == 2
+
+
+async def test_a_tick_that_nobody_waits_for_comes_again() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        await reader.read()
+
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        connection.wake_at = 5.0
+        connection.tick(6.0)  # the reader is busy, with a slow tenant or its disk
+        waiting = asyncio.ensure_future(connection.head())
+        await asyncio.sleep(0)
+        connection.tick(6.1)
+        assert await waiting is Wake.TICK
+        connection.tick(7.0)  # once only
+        waiting = asyncio.ensure_future(connection.head())
+        await asyncio.sleep(0)
+        connection.tick(8.0)
+        assert not waiting.done()
+        waiting.cancel()
+        client.release(connection)

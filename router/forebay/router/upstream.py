@@ -171,8 +171,8 @@ class Connection(asyncio.Protocol):
         self._resume(Wake.INTERRUPT)
 
     def tick(self, now: float) -> None:
-        if now >= self.wake_at:
-            self.wake_at = float("inf")
+        if now >= self.wake_at and self._waiter is not None and not self._waiter.done():
+            self.wake_at = float("inf")  # only now: a tick that nobody waits for must come again
             self._resume(Wake.TICK)
 
     def half_close(self) -> None:
