@@ -3,23 +3,28 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from granian.constants import Interfaces
+from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
+from granian.net import SocketHolder  # type: ignore[attr-defined]
 from granian.server.embed import Server
 
 from forebay.platform.api.app import create_app
+from forebay.platform.api.inference import STALLED_S
 from forebay.platform.config.model import Config
 from forebay.platform.service import Service, running
 
 log = logging.getLogger(__name__)
 
-HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers
+HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers, or sends no further request
+BACKLOG = 1024
+MAX_CONNECTIONS = 1 << 16
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 
@@ -61,11 +66,11 @@ async def _until_stopped(service: Service, server: "asyncio.Task[None]", stop: a
 async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
     """The service's HTTP server; yields its task, which ends only by a fault. Raises `OSError` for a port in use."""
     config = service.config.server
-    _claim(config.host, config.port)
-    server = Server(
-        create_app(service), address=config.host, port=config.port, interface=Interfaces.ASGINL, websockets=False,
-        backlog=1024, backpressure=config.max_in_flight + 256, log_enabled=False,
-        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
+    # HTTP/1.1 only: where it may be either, granian waits for ever for a client that does not say which HTTP it speaks.
+    server = _Server(
+        create_app(service), _listener(config.host, config.port), interface=Interfaces.ASGINL, websockets=False,
+        http=HTTPModes.http1, http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
+        backlog=BACKLOG, backpressure=_connections(config.max_in_flight), log_enabled=False,
     )  # fmt: skip
     task = asyncio.create_task(server.serve())
     try:
@@ -76,13 +81,37 @@ async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
         await asyncio.wait((task,), timeout=STOP_TIMEOUT_S)
 
 
-def _claim(host: str, port: int) -> None:
-    """Raises `OSError` for a port that somebody listens on: granian would share it, and split the requests."""
+class _Server(Server):
+    """On a socket of ours."""
+
+    def __init__(self, app: Any, listener: socket.socket, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._listener = listener
+
+    def _init_shared_socket(self) -> None:
+        self._shd = SocketHolder(self._listener.detach(), False, self.backlog)  # type: ignore[assignment,call-arg]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Raises `OSError` for a port that somebody listens on: granian's own socket would share it, and split the
+    requests."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it: the kernel ends those that are not read from
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
+    listener.setblocking(False)
+    return listener
+
+
+def _connections(max_in_flight: int) -> int:
+    """As many as there are files for, beside those to engines. What strangers can use up shall be large: the bounds on
+    requests come after the key."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = max_in_flight + 256
+    return max(needed, min(MAX_CONNECTIONS, MAX_CONNECTIONS if files < 0 else files - needed))
 
 
 async def _accepting(host: str, port: int, server: "asyncio.Task[None]") -> None:
