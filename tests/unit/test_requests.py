@@ -1,6 +1,7 @@
 """From bytes to an allow-listed request: what passes, what is named as wrong, and what names a conversation."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -26,6 +27,10 @@ def chat(**members: Any) -> Inference:
     return decode("chat.completions", json.dumps({**CHAT, **members}).encode())
 
 
+def forwarded(request: Inference) -> Any:
+    return json.loads(request.forward)
+
+
 def refused(api: str, **members: Any) -> tuple[str, str | None]:
     with pytest.raises(ApiError) as caught:
         decode(api, json.dumps(members).encode())
@@ -36,25 +41,25 @@ def refused(api: str, **members: Any) -> tuple[str, str | None]:
 def test_members_pass_as_they_came() -> None:
     tools = [{"type": "function", "function": {"name": "f"}, "x_vendor": {"a": [1.5, None]}}]
     found = chat(tools=tools, tool_choice="auto", response_format={"type": "json_object"}, seed=7, top_k=3, stop=["a"])
-    assert found.forward == {
+    assert forwarded(found) == {
         "messages": CHAT["messages"], "tools": tools, "tool_choice": "auto", "response_format": {"type": "json_object"},
         "seed": 7, "top_k": 3, "stop": ["a"],
     }  # fmt: skip
 
 
 def test_null_is_absent() -> None:
-    assert chat(temperature=None, stop=None, tools=None).forward == {"messages": CHAT["messages"]}
+    assert forwarded(chat(temperature=None, stop=None, tools=None)) == {"messages": CHAT["messages"]}
 
 
 @pytest.mark.parametrize("name", ["cache_salt", "priority", "kv_transfer_params", "rid", "chat_template", "session_id"])
 def test_what_only_the_server_sets_is_dropped(name: str) -> None:
-    assert name not in chat(**{name: "x"}).forward
+    assert name not in forwarded(chat(**{name: "x"}))
 
 
 @pytest.mark.parametrize("name", ["user", "metadata", "store", "safety_identifier", "service_tier", "prompt_cache_key"])
 def test_what_changes_nothing_at_an_engine_is_accepted(name: str) -> None:
     value: Any = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto"}.get(name, "x")
-    assert chat(**{name: value}).forward == {"messages": CHAT["messages"]}
+    assert forwarded(chat(**{name: value})) == {"messages": CHAT["messages"]}
 
 
 @given(st.dictionaries(st.text(max_size=12), JSON, max_size=5), st.sampled_from(["chat.completions", "completions"]))
@@ -98,7 +103,7 @@ def test_a_misspelt_member_is_named_with_the_right_one() -> None:
 
 
 def test_text_only_modalities_are_what_we_do_anyway() -> None:
-    assert "modalities" not in chat(modalities=["text"]).forward
+    assert "modalities" not in forwarded(chat(modalities=["text"]))
     assert refused("chat.completions", **CHAT, modalities=["text", "audio"])[0] == "unsupported_parameter"
 
 
@@ -116,3 +121,63 @@ def test_work_grows_with_the_prompt_and_the_answers() -> None:
     assert large.work.prompt_tokens > small.work.prompt_tokens + 900
     assert chat(n=3, max_tokens=10).work.output_tokens == 30
     assert chat(max_tokens=10**6).work.output_tokens == chat().work.output_tokens
+
+
+@pytest.mark.parametrize("number", ["1e400", "1.0", "0.10", "12345678901234567890123", "-0"])
+def test_what_passes_is_not_written_anew(number: str) -> None:
+    body = json.dumps({**CHAT, "tools": [{"x": "NUMBER", "y": "\u00e9\n"}]}).replace('"NUMBER"', number)
+    forward = decode("chat.completions", body.encode()).forward
+    assert f'"tools":[{{"x": {number}, "y": "\\u00e9\\n"}}]'.encode() in forward
+
+
+@pytest.mark.parametrize("many", [[[]] * 140_000, [{}] * 140_000, [1] * 1_100_000], ids=["arrays", "objects", "values"])
+def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(many: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(tools=[{"x": many}])
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+
+
+def test_a_long_name_is_compared_by_its_beginning() -> None:
+    began = time.perf_counter()
+    assert refused("chat.completions", **CHAT, **{"temperature" * 900_000: 1})[0] == "unknown_parameter"
+    assert time.perf_counter() - began < 0.7
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}},
+    {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+    {"type": "image_url", "image_url": "https://example.com/a.png"},
+    {"type": "video_url", "video_url": {"url": " data:x"}},
+    {"type": "audio_url", "audio_url": None},
+    {"image_url": "http://x", "uuid": "somebody-else's"},
+    {"type": "text", "text": "x", "uuid": "u"},
+    {"type": "image_embeds", "image_embeds": "AAAA"},
+    {"type": "prompt_embeds", "data": "AAAA"},
+])  # fmt: skip
+def test_parts_that_would_make_an_engine_fetch_share_or_unpickle_are_refused(part: dict[str, Any]) -> None:
+    messages = [CHAT["messages"][0], {"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
+    code, param = refused("chat.completions", model="m", messages=messages)
+    assert code in ("invalid_value", "unsupported_parameter")
+    assert param is not None
+    assert param.startswith("messages[1].content[1].")
+
+
+def test_media_in_the_request_pass() -> None:
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    assert forwarded(chat(messages=messages))["messages"] == messages
+
+
+def test_a_template_is_the_servers_by_whatever_way_it_comes() -> None:
+    assert forwarded(chat(chat_template_kwargs={"enable_thinking": False}))["chat_template_kwargs"]
+    for name in ("chat_template", "tokenize"):
+        assert refused("chat.completions", **CHAT, chat_template_kwargs={name: "x"}) == (
+            "unsupported_parameter", f"chat_template_kwargs.{name}")  # fmt: skip
+
+
+def test_embeddings_take_as_many_inputs_as_openai() -> None:
+    assert refused("embeddings", model="m", input=["a"] * 2049) == ("array_above_max_length", "input")
+    assert decode("embeddings", json.dumps({"model": "m", "input": ["a"] * 2048}).encode()).prompts == 2048

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 MAX_CHOICES = 128
+MAX_INPUTS = 2048  # of one embeddings request, as OpenAI has it
+TEMPLATE_RESERVED = frozenset({"chat_template", "tokenize", "return_dict", "return_tensors", "messages"})
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]

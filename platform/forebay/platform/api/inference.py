@@ -10,6 +10,7 @@ from litestar import asgi
 from litestar.handlers import ASGIRouteHandler
 
 from forebay.metering import Spool
+from forebay.platform.api.bounds import Gate, Held, Memory, Turns
 from forebay.platform.api.requests import Inference, decode
 from forebay.platform.catalogue import Catalogue
 from forebay.platform.config.model import Server
@@ -25,49 +26,7 @@ from forebay.platform.tenancy.salt import Salter
 log = logging.getLogger(__name__)
 _ROUTES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions", "/v1/embeddings": "embeddings"}
 STALLED_S = 60.0  # seconds a tenant may leave its socket full
-LARGE_BODY = 1 << 20  # bytes; larger bodies are decoded one at a time, so that they take turns with other tenants
-
-
-class Gate:
-    """Bounds on what is being answered here at once, in all and per project."""
-
-    def __init__(self, total: int, per_project: int) -> None:
-        self._total = total
-        self._per_project = per_project
-        self._projects: dict[str, int] = {}
-        self.in_flight = 0
-        self.draining = False
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def enter(self, project_id: str) -> None:
-        """Raises `ApiError` 503 or 429; otherwise `leave` must follow."""
-        if self.draining:
-            raise unavailable("shutting_down", "This server is shutting down. Please try again.", retry_after=1)
-        if self.in_flight >= self._total:
-            raise unavailable("server_overloaded", "The server is at capacity. Please try again.", retry_after=1)
-        mine = self._projects.get(project_id, 0)
-        if mine >= self._per_project:
-            raise ApiError(
-                429,
-                "concurrency_limit_exceeded",
-                f"Your project has {mine} requests in flight; the limit is {self._per_project}.",
-                headers={"retry-after": "1"},
-                metadata={"limit": "project_concurrency", "value": self._per_project},
-            )
-        self._projects[project_id] = mine + 1
-        self.in_flight += 1
-        self.idle.clear()
-
-    def leave(self, project_id: str) -> None:
-        self.in_flight -= 1
-        left = self._projects[project_id] - 1
-        if left:
-            self._projects[project_id] = left
-        else:
-            del self._projects[project_id]
-        if not self.in_flight:
-            self.idle.set()
+LARGE_BODY = 1 << 16  # bytes; larger bodies are decoded one at a time, so that they take turns with other tenants
 
 
 class Inferences:
@@ -82,7 +41,8 @@ class Inferences:
         self._spool = spool
         self._salter = salter
         self._body_limit = server.body_limit
-        self._decoding = asyncio.Lock()
+        self.memory = Memory(server.body_limit)
+        self._decoding = Turns()
         self._clients: dict[asyncio.Task[Any], Client] = {}
         self.gate = Gate(server.max_in_flight, server.max_in_flight_per_project)
         IN_FLIGHT.set_function(lambda: self.gate.in_flight)
@@ -146,12 +106,12 @@ class Inferences:
             raise unavailable("metering_unavailable", "Usage cannot be recorded at the moment.", retry_after=5)
         self.gate.enter(principal.project_id)
         try:
-            body = await client.body(self._body_limit, _content_length(headers))
-            inference = await self._decode(api, body)
-            call = self._call(client.request_id, principal, inference)
-            client.watch()
-            await self._relay.run(call, client)
-            return call.model
+            with self.memory.hold(principal.project_id) as held:
+                inference = await self._read(api, client, principal, held, _content_length(headers))
+                call = self._call(client.request_id, principal, inference)
+                client.watch()
+                await self._relay.run(call, client)
+                return call.model
         finally:
             self.gate.leave(principal.project_id)
 
@@ -159,10 +119,14 @@ class Inferences:
         token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
         return self._auth.cached(token) or await self._auth.authenticate(token)
 
-    async def _decode(self, api: str, body: bytes) -> Inference:
+    async def _read(
+        self, api: str, client: Client, principal: Principal, held: Held, declared: int | None
+    ) -> Inference:
+        """Returns without the body, so that nothing keeps it while the answer streams."""
+        body = await client.body(self._body_limit, declared, held.at_least)
         if len(body) < LARGE_BODY:
             return decode(api, body)
-        async with self._decoding:
+        async with self._decoding.take(principal.project_id):
             return await asyncio.to_thread(decode, api, body)
 
     def _call(self, request_id: str, principal: Principal, inference: Inference) -> Call:

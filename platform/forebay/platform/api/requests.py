@@ -8,7 +8,7 @@ import jiter
 import msgspec
 from msgspec import Struct
 
-from forebay.platform.api import fields
+from forebay.platform.api import content, fields
 from forebay.platform.errors import ApiError, invalid
 from forebay.router import Work
 
@@ -18,17 +18,20 @@ TYPES: dict[str, type[Struct]] = {
     "embeddings": fields.EmbeddingRequest,
 }
 _KNOWN = {api: frozenset(kind.__struct_fields__) for api, kind in TYPES.items()}
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 BYTES_PER_TOKEN = 4  # a guess, good enough to weigh requests against each other
 EXPECTED_OUTPUT = 256  # tokens, where the request sets no limit
+MAX_VALUES = 1 << 20
+MAX_NESTED = 1 << 17
 
 
 class Inference(Struct, frozen=True):
-    """A validated request. `forward` holds the members that go to an engine as they came; `affinity` names the
-    conversation as far as placement is concerned."""
+    """A validated request. `forward` is a JSON object of the members that go to an engine, as they came: objects would
+    take up to twenty times the memory. `affinity` names the conversation as far as placement is concerned."""
 
     api: str
     model: str
-    forward: dict[str, Any]
+    forward: bytes
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -41,17 +44,16 @@ class Inference(Struct, frozen=True):
 
 def decode(api: str, body: bytes) -> Inference:
     """Raises `ApiError` (400) that names the member at fault."""
+    _bound(body)
     members = _parse(body)
     _check_names(api, members)
     try:
         request = msgspec.convert(members, TYPES[api])
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
-    forward = {
-        name: value
-        for name, value in members.items()
-        if value is not None and name in _KNOWN[api] and name not in fields.NOT_FORWARDED
-    }
+    if isinstance(request, fields.ChatRequest):
+        _check_chat(request)
+    forward = _forward(api, members, body)
     if isinstance(request, fields.EmbeddingRequest):
         return _embedding(request, forward, body)
     assert isinstance(request, fields.ChatRequest | fields.CompletionRequest)
@@ -59,7 +61,7 @@ def decode(api: str, body: bytes) -> Inference:
 
 
 def _generation(
-    api: str, request: fields.ChatRequest | fields.CompletionRequest, forward: dict[str, Any], body: bytes
+    api: str, request: fields.ChatRequest | fields.CompletionRequest, forward: bytes, body: bytes
 ) -> Inference:
     options = request.stream_options
     if options is not None and not request.stream:
@@ -94,7 +96,14 @@ def _generation(
     )
 
 
-def _embedding(request: fields.EmbeddingRequest, forward: dict[str, Any], body: bytes) -> Inference:
+def _embedding(request: fields.EmbeddingRequest, forward: bytes, body: bytes) -> Inference:
+    inputs = _prompt_count(request.input, "input")
+    if inputs > fields.MAX_INPUTS:
+        raise invalid(
+            f"Invalid 'input': array too long. Expected an array with maximum length {fields.MAX_INPUTS}.",
+            param="input",
+            code="array_above_max_length",
+        )
     return Inference(
         api="embeddings",
         model=request.model,
@@ -104,10 +113,36 @@ def _embedding(request: fields.EmbeddingRequest, forward: dict[str, Any], body: 
         continuous_usage=False,
         tier=request.service_tier,
         n=1,
-        prompts=_prompt_count(request.input, "input"),
+        prompts=inputs,
         affinity=b"",
         work=Work(len(body) // BYTES_PER_TOKEN, 0),
     )
+
+
+def _bound(body: bytes) -> None:
+    """Raises `ApiError` (413) where there may be too many values: parsing holds up everybody, some 50 ns for each."""
+    if len(body) < MAX_NESTED:
+        return
+    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_NESTED:
+        raise invalid(
+            f"The body may hold more than {MAX_VALUES} values, or {MAX_NESTED} arrays and objects (by its commas and "
+            "brackets).",
+            code="request_too_large",
+            status=413,
+        )
+
+
+def _check_chat(request: fields.ChatRequest) -> None:
+    for number, message in enumerate(request.messages):
+        if isinstance(message.content, list):
+            content.check(message.content, f"messages[{number}].content")
+    for name in request.chat_template_kwargs or ():
+        if name in fields.TEMPLATE_RESERVED:
+            raise invalid(
+                f"Unsupported parameter: 'chat_template_kwargs.{name}' is not supported by this service.",
+                param=f"chat_template_kwargs.{name}",
+                code="unsupported_parameter",
+            )
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -120,6 +155,14 @@ def _parse(body: bytes) -> dict[str, Any]:
             f"The body of a request is a JSON object; this one is {_json_type(members)}.", code="invalid_json"
         )
     return members
+
+
+def _forward(api: str, members: dict[str, Any], body: bytes) -> bytes:
+    """Cut out of the body, not encoded again: the same numbers and escapes, at a tenth of the cost."""
+    names = _KNOWN[api] - fields.NOT_FORWARDED
+    raw = _raw_decoder.decode(body)
+    kept = [f'"{name}":'.encode() + raw[name] for name, value in members.items() if value is not None and name in names]
+    return b"{" + b",".join(kept) + b"}"
 
 
 def _check_names(api: str, members: dict[str, Any]) -> None:
@@ -135,7 +178,7 @@ def _check_names(api: str, members: dict[str, Any]) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name[:64], known, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise invalid(f"Unknown parameter: '{name[:64]}'.{hint}", param=name[:64], code="unknown_parameter")
 
@@ -174,8 +217,8 @@ def _affinity(request: fields.ChatRequest | fields.CompletionRequest) -> bytes:
         return (prompt[:256] if isinstance(prompt, str) else repr(prompt[:64])).encode("utf-8", "surrogatepass")
     opening = []
     for message in request.messages[:8]:
-        content = message.content
-        opening.append(content[:1024] if isinstance(content, str) else repr(content)[:1024])
+        said = message.content
+        opening.append(said[:1024] if isinstance(said, str) else repr(said)[:1024])
         if message.role == "user":
             break
     return "\0".join(opening).encode("utf-8", "surrogatepass")

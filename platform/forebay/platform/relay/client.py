@@ -9,6 +9,7 @@ from forebay.platform.errors import ApiError, invalid
 from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
 
 BODY_TIMEOUT_S = 60.0
+PIECE = 1 << 18  # bytes of a whole answer that are handed to the server at once
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -42,28 +43,24 @@ class Client:
         self.on_left: Callable[[], None] | None = None
         self.debug_headers: Headers = []
 
-    async def body(self, limit: int, declared: int | None) -> bytes:
-        """The request's body. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it trickles."""
-        if declared is not None and declared > limit:
-            raise _too_large(limit)
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if not message.get("more_body"):
-            data: bytes = message.get("body", b"")
-            if len(data) > limit:
+    async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> bytes:
+        """The request's body. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it trickles, and
+        what `hold` raises, which is told how many bytes are about to be kept."""
+        if declared is not None:
+            if declared > limit:
                 raise _too_large(limit)
-            return data
+            hold(declared)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._rest_of_body(message.get("body", b""), limit)
+                return await self._read_body(limit, hold)
         except TimeoutError:
             raise invalid(
                 f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.", code="request_timeout", status=408
             ) from None
 
-    async def _rest_of_body(self, first: bytes, limit: int) -> bytes:
-        parts, size, more = [first], len(first), True
+    async def _read_body(self, limit: int, hold: Callable[[int], None]) -> bytes:
+        parts: list[bytes] = []
+        size, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -73,8 +70,9 @@ class Client:
             size += len(part)
             if size > limit:
                 raise _too_large(limit)
+            hold(size)
             more = message.get("more_body", False)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def watch(self) -> None:
         """Notice from now on when the tenant leaves."""
@@ -134,7 +132,9 @@ class Client:
         await self._emit(
             {"type": "http.response.start", "status": status, "headers": [_JSON, length, *self._headers(), *headers]}
         )
-        await self._emit({"type": "http.response.body", "body": body, "more_body": False})
+        for end in range(PIECE, len(body) + PIECE, PIECE):  # in pieces: a tenant that does not read them is in flight
+            piece = body[end - PIECE : end]
+            await self._emit({"type": "http.response.body", "body": piece, "more_body": end < len(body)})
 
     async def _emit(self, message: dict[str, Any]) -> None:
         if self.left:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Any
 
 import msgspec
 
@@ -32,11 +33,13 @@ _PATHS = {
 
 
 class TryElsewhere(Exception):  # noqa: N818 - not an error
-    """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can."""
+    """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can;
+    `suspicion` is held against the endpoint if somebody else can: until then the request itself may be at fault."""
 
-    def __init__(self, error: ApiError) -> None:
+    def __init__(self, error: ApiError, suspicion: str) -> None:
         super().__init__(error.message)
         self.error = error
+        self.suspicion = suspicion
 
 
 class _Left(Exception):  # noqa: N818 - not an error
@@ -91,8 +94,11 @@ class Exchange:
                 await self._dispatch()
                 await (self._relay_stream() if self._call.inference.stream else self._relay_whole())
             except UpstreamError as error:
-                self._endpoint.failed(str(error), at_once=error.kind == "connect")
-                await self._fail(upstream_errors.for_exception(error), retry=error.kind != "timeout")
+                if error.kind == "connect":
+                    self._endpoint.failed(str(error), at_once=True)
+                await self._fail(
+                    upstream_errors.for_exception(error), retry=error.kind != "timeout", suspicion=str(error)
+                )
             except StreamError as error:
                 log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
                 await self._fail(upstream_errors.broken(), retry=True)
@@ -147,14 +153,14 @@ class Exchange:
 
     def _engine_body(self) -> bytes:
         call, spec, adapter = self._call, self._endpoint.spec, self._endpoint.adapter
-        body = {"model": spec.served_model, **call.inference.forward}
+        body: dict[str, Any] = {"model": spec.served_model}
         if call.inference.stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
             if adapter.continuous_usage:
                 body["stream_options"]["continuous_usage_stats"] = True
         body.update(adapter.fields(self._server_fields(), priority=spec.priority_scheduling))
-        return msgspec.json.encode(body)
+        return msgspec.json.encode(body)[:-1] + b"," + call.inference.forward[1:]
 
     def _server_fields(self) -> ServerFields:
         return ServerFields(request_id=self._call.request_id, cache_salt=self._call.cache_salt)
@@ -162,11 +168,12 @@ class Exchange:
     async def _refused(self, connection: Connection) -> None:
         body = await self._read_whole(connection, limit=1 << 20)
         refusal = upstream_errors.for_status(connection.status, body, self._call)
-        if refusal.endpoint_fault:
-            self._endpoint.failed(f"answered {connection.status}")
-        else:
+        suspicion = f"answered {connection.status}" if refusal.endpoint_fault else ""
+        if not suspicion:
             self._endpoint.answered()
-        await self._fail(refusal.error, retry=refusal.retry)
+            self._not_run = True
+        await self._fail(refusal.error, retry=refusal.retry, suspicion=suspicion)
+        raise _Left
 
     # -- towards the tenant
 
@@ -239,7 +246,7 @@ class Exchange:
             parts.append(data)
             size += len(data)
             if size > limit:
-                raise UpstreamError("protocol", f"an answer of more than {limit} bytes")
+                raise StreamError(f"an answer of more than {limit} bytes")
 
     async def _first_byte(self, *, stream: bool = True) -> None:
         """The engine has begun to answer: from here on the request stays where it is."""
@@ -255,15 +262,15 @@ class Exchange:
             Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
         )
 
-    async def _fail(self, error: ApiError, *, retry: bool) -> None:
-        """Account for the failure, then say what is to happen to the request."""
+    async def _fail(self, error: ApiError, *, retry: bool, suspicion: str = "") -> None:
+        """Account for the failure, then say what is to happen to the request. Returns only if the tenant has left."""
         by = TerminatedBy.DEADLINE if error.status == 504 else TerminatedBy.ENGINE
         if self._client.left:
             await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, self._counted(aborted=True))
             return
         await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
         if retry and self._first_byte_at is None:
-            raise TryElsewhere(error)
+            raise TryElsewhere(error, suspicion)
         raise error
 
     # -- waits: heartbeats, deadlines, a tenant that leaves
@@ -347,11 +354,13 @@ class Exchange:
     # -- what was used
 
     _whole_usage: Usage | None = None
+    _not_run = False  # the engine refused the request
 
     def _counted(self, *, aborted: bool = False) -> Counted:
         usage = self._stream.usage() if self._call.inference.stream else self._whole_usage
-        if usage is None and self._call.inference.stream and self._endpoint.adapter.continuous_usage:
-            usage = Usage(prompt_tokens=0, completion_tokens=0)  # it would have told of its first token
+        tells = self._call.inference.stream and self._endpoint.adapter.continuous_usage  # of its first token already
+        if usage is None and (tells or self._not_run):
+            usage = Usage(prompt_tokens=0, completion_tokens=0)
         return self._count(usage, aborted=aborted)
 
     def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:

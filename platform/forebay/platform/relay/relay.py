@@ -9,6 +9,7 @@ from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange, TryElsewhere
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED, FAILOVERS
 from forebay.platform.tenancy.principal import Scope
+from forebay.router import Endpoint
 
 MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
 
@@ -23,6 +24,7 @@ class Relay:
         """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client."""
         tried: set[str] = set()
         failure: ApiError | None = None
+        suspects: list[tuple[Endpoint, str]] = []
         while len(tried) < MAX_ATTEMPTS and not client.left:
             placed = call.pool.place(call.inference.work, call.affinity, tried)
             if placed is None:
@@ -43,10 +45,15 @@ class Relay:
             )
             try:
                 await exchange.run()
-                return
             except TryElsewhere as retry:
                 failure = retry.error
                 ATTEMPTS_FAILED.labels(endpoint=endpoint.name, code=failure.code).inc()
                 FAILOVERS.inc()
+                if retry.suspicion:
+                    suspects.append((endpoint, retry.suspicion))
+            else:
+                for suspect, reason in suspects if not client.left else ():
+                    suspect.failed(reason)
+                return
         if not client.left:
             raise failure or upstream_errors.no_endpoint(call.asked)

@@ -1,0 +1,136 @@
+"""What keeps one project from taking what all share: requests in flight, memory for their bodies, turns at decoding."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+from forebay.platform.errors import ApiError, unavailable
+
+BODY_BYTES = 1 << 30
+BODY_BYTES_PER_PROJECT = 1 << 28
+
+
+class Gate:
+    """Bounds on what is being answered here at once, in all and per project."""
+
+    def __init__(self, total: int, per_project: int) -> None:
+        self._total = total
+        self._per_project = per_project
+        self._projects: dict[str, int] = {}
+        self.in_flight = 0
+        self.draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self, project_id: str) -> None:
+        """Raises `ApiError` 503 or 429; otherwise `leave` must follow."""
+        if self.draining:
+            raise unavailable("shutting_down", "This server is shutting down. Please try again.", retry_after=1)
+        if self.in_flight >= self._total:
+            raise _overloaded()
+        mine = self._projects.get(project_id, 0)
+        if mine >= self._per_project:
+            raise _too_much(
+                f"Your project has {mine} requests in flight; the limit is {self._per_project}.",
+                "project_concurrency",
+                self._per_project,
+            )
+        self._projects[project_id] = mine + 1
+        self.in_flight += 1
+        self.idle.clear()
+
+    def leave(self, project_id: str) -> None:
+        self.in_flight -= 1
+        left = self._projects[project_id] - 1
+        if left:
+            self._projects[project_id] = left
+        else:
+            del self._projects[project_id]
+        if not self.in_flight:
+            self.idle.set()
+
+
+class Memory:
+    """Bytes of bodies that are held at once, in all and per project; one body of the largest size always fits."""
+
+    def __init__(self, body_limit: int) -> None:
+        self._total = max(BODY_BYTES, body_limit)
+        self._per_project = max(BODY_BYTES_PER_PROJECT, body_limit)
+        self._projects: Counter[str] = Counter()
+        self.held = 0
+
+    def hold(self, project_id: str) -> "Held":
+        return Held(self, project_id)
+
+    def take(self, project_id: str, size: int) -> None:
+        """Raises `ApiError` 503 or 429."""
+        mine = self._projects[project_id] + size
+        if mine > self._per_project:
+            raise _too_much(
+                f"The bodies of your project's requests in flight exceed {self._per_project} bytes.",
+                "project_body_bytes",
+                self._per_project,
+            )
+        if self.held + size > self._total:
+            raise _overloaded()
+        self._projects[project_id] = mine
+        self.held += size
+
+    def give(self, project_id: str, size: int) -> None:
+        self.held -= size
+        self._projects[project_id] -= size
+        if not self._projects[project_id]:
+            del self._projects[project_id]
+
+
+class Held:
+    """One request's share of the memory, given back when the block ends."""
+
+    def __init__(self, memory: Memory, project_id: str) -> None:
+        self._memory = memory
+        self._project_id = project_id
+        self._size = 0
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.give(self._project_id, self._size)
+
+    def at_least(self, size: int) -> None:
+        """Raises `ApiError` 503 or 429."""
+        if size > self._size:
+            self._memory.take(self._project_id, size - self._size)
+            self._size = size
+
+
+class Turns:
+    """One at a time. Of a project's requests only one stands in the queue, so that another project's is soon next."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+        self._projects: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def take(self, project_id: str) -> AsyncIterator[None]:
+        mine = self._projects.get(project_id)
+        if mine is None:
+            mine = self._projects[project_id] = asyncio.Lock()
+        async with mine, self._one:
+            yield
+
+
+def _overloaded() -> ApiError:
+    return unavailable("server_overloaded", "The server is at capacity. Please try again.", retry_after=1)
+
+
+def _too_much(message: str, limit: str, value: int) -> ApiError:
+    return ApiError(
+        429,
+        "concurrency_limit_exceeded",
+        message,
+        headers={"retry-after": "1"},
+        metadata={"limit": limit, "value": value},
+    )
