@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import insert
 
 from forebay.metering import Ledger, Price, Quantities
 from forebay.platform.cli.usage import usage
 from forebay.platform.stores.database import create_engine
+from forebay.platform.tenancy.tables import tenants
 from tests.metered import T0, attempt, record
 
 
@@ -28,14 +30,22 @@ async def fill(url: str) -> None:
     await engine.dispose()
 
 
+async def name_tenants(url: str, **names: str) -> None:
+    engine = create_engine(url)
+    async with engine.begin() as db:
+        rows = [{"id": tenant, "name": name, "status": "active"} for tenant, name in names.items()]
+        await db.execute(insert(tenants).values(rows))
+    await engine.dispose()
+
+
 @pytest.fixture
 def run(database: str, tmp_path: Path) -> Any:
     asyncio.run(fill(database))
     config = tmp_path / "forebay.yaml"
     config.write_text(f"apiVersion: forebay.dev/v1\nstores: {{postgres: '{database}'}}\n")
 
-    def run(*arguments: str) -> Result:
-        return CliRunner(env={"COLUMNS": "160"}).invoke(usage, [*arguments, "--config", str(config)])
+    def run(*arguments: str, columns: str = "160") -> Result:
+        return CliRunner(env={"COLUMNS": columns}).invoke(usage, [*arguments, "--config", str(config)])
 
     return run
 
@@ -75,3 +85,20 @@ def test_what_cannot_be_meant_is_explained(run: Any, arguments: tuple[str, ...],
 
 def test_nothing_used_is_said_so(run: Any) -> None:
     assert "No usage in this time." in run("--since", "2020-01-01", "--until", "2020-01-02").output
+
+
+def test_a_narrow_terminal_cuts_and_wraps_nothing(run: Any) -> None:
+    wide = run("--since", "2026-10-01", "--group-by", "tenant,project,key,model,hour")
+    narrow = run("--since", "2026-10-01", "--group-by", "tenant,project,key,model,hour", columns="40")
+    assert narrow.output == wide.output
+    assert "…" not in narrow.output
+
+
+def test_tenants_go_by_name_in_the_table_and_by_id_in_json(run: Any, database: str) -> None:
+    asyncio.run(name_tenants(database, ten_a="Acme Corp"))
+    assert "Acme Corp  smol" in run("--since", "2026-10-01").output
+    assert "ten_b " in run("--since", "2026-10-01").output  # nobody knows its name
+    named = run("--since", "2026-10-01", "--tenant", "Acme Corp", "--tenant", "ten_b", "--json")
+    assert [line["tenant"] for line in json.loads(named.output)["lines"]] == ["ten_a", "ten_b"]
+    unknown = run("--since", "2026-10-01", "--tenant", "Acme")
+    assert (unknown.exit_code, unknown.output.strip()) == (1, "Error: there is no tenant 'Acme'")

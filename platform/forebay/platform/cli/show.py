@@ -12,16 +12,18 @@ from rich.text import Text
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Nothing is cut off or wrapped where the output is not a terminal: it may be read by a program after all."""
+    """Nothing is cut off or wrapped, however narrow the terminal: an id is there to be copied."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         shown.add_column(column, no_wrap=True)
     for row in rows:
         shown.add_row(*(Text(_cell(value)) for value in row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000
-    console.print(shown)
+    wide().print(shown)
+
+
+def wide() -> Console:
+    """A console on which every table has room; a terminal breaks lines that it has no room for."""
+    return Console(width=1000)
 
 
 def as_json(value: Any) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from forebay.metering import Ledger, Line, UsageQuery
 from forebay.metering.report import DIMENSIONS, total
+from forebay.platform.cli import show, tenant_names
 from forebay.platform.cli.times import parse_duration
 from forebay.platform.config.load import ConfigError, load_config
 from forebay.platform.stores import embedded
@@ -54,7 +54,7 @@ class Moment(click.ParamType[float]):
 
 
 @click.command()
-@click.option("--tenant", "tenants", multiple=True, metavar="ID", help="Only this tenant; may be repeated.")
+@click.option("--tenant", "tenants", multiple=True, metavar="TENANT", help="Only this, by id or name; may be repeated.")
 @click.option("--project", "projects", multiple=True, metavar="ID", help="Only this project; may be repeated.")
 @click.option("--key", "keys", multiple=True, metavar="ID", help="Only this key; may be repeated.")
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; may be repeated.")
@@ -83,7 +83,7 @@ def usage(
         models=models,
     )  # fmt: skip
     try:
-        lines = _ask(path, query)
+        lines, called = _ask(path, query)
     except (ConfigError, StoreError) as error:
         raise click.ClickException(str(error)) from None
     except (SQLAlchemyError, OSError) as error:
@@ -94,10 +94,11 @@ def usage(
     elif not lines:
         click.echo("No usage in this time.")
     else:
-        Console().print(_table(lines, dimensions, bucket))
+        show.wide().print(_table([_named(item, called) for item in lines], dimensions, bucket))
 
 
-def _ask(path: Path | None, query: UsageQuery) -> list[Line]:
+def _ask(path: Path | None, query: UsageQuery) -> tuple[list[Line], dict[str, str]]:
+    """The report, and the names of tenants by id."""
     config = load_config(path)
     with ExitStack() as stack:
         url = config.stores.postgres
@@ -106,13 +107,24 @@ def _ask(path: Path | None, query: UsageQuery) -> list[Line]:
         return asyncio.run(_report(url, query))
 
 
-async def _report(url: str, query: UsageQuery) -> list[Line]:
+async def _report(url: str, query: UsageQuery) -> tuple[list[Line], dict[str, str]]:
     engine = create_engine(url, pool_size=1, statement_timeout=60.0, name="forebay-usage")
     try:
         await migrate(engine, upgrade=False)
-        return await Ledger(engine).usage(query)
+        tenants = await tenant_names.ids_of(engine, query.tenants)
+        lines = await Ledger(engine).usage(msgspec.structs.replace(query, tenants=tenants))
+        seen = (item.group["tenant"] for item in lines if "tenant" in item.group)
+        return lines, await tenant_names.names_of(engine, seen)
     finally:
         await engine.dispose()
+
+
+def _named(item: Line, called: dict[str, str]) -> Line:
+    """For people: a tenant's name instead of its id."""
+    if "tenant" not in item.group:
+        return item
+    tenant = item.group["tenant"]
+    return msgspec.structs.replace(item, group={**item.group, "tenant": called.get(tenant, tenant)})
 
 
 def _groups(text: str) -> tuple[tuple[str, ...], int | None]:
@@ -150,7 +162,7 @@ def _table(lines: Sequence[Line], dimensions: tuple[str, ...], bucket: int | Non
     if bucket:
         table.add_column("from (UTC)", "total", no_wrap=True)
     for name in dimensions:
-        table.add_column(name, "" if table.columns else "total", overflow="fold")
+        table.add_column(name, "" if table.columns else "total", no_wrap=True)
     columns = ("requests", "uncached", "cache read", "cache write", "output", "cost")
     for name, footer in zip(columns, _figures(everything), strict=True):
         table.add_column(name, footer, justify="right", no_wrap=True)
