@@ -18,7 +18,7 @@ from forebay.platform.local.commands import LocalError
 from forebay.platform.local.conversation import Bill, CutError, Turn
 from forebay.platform.local.paths import paths
 from forebay.platform.local.progress import Progress
-from forebay.platform.local.stack import Running, Stack, StoppedError, read_running
+from forebay.platform.local.stack import Running, Stack, StoppedError, await_running
 from forebay.platform.local.tenants import Credentials
 from forebay.platform.stores import embedded, urls
 
@@ -31,15 +31,16 @@ BILL_WAIT = 20.0  # seconds until all turns must have reached the ledger
 @click.option("--config", "file", type=click.Path(dir_okay=False, path_type=Path), help="Default: ./forebay.yaml.")
 @click.option("--base-url", help="A platform elsewhere, without /v1, instead of the one on this machine.")
 @click.option(
-    "--key", "keys", multiple=True, envvar="FOREBAY_DEMO_KEYS",
+    "--key", "keys", multiple=True, envvar="FOREBAY_DEMO_KEYS", show_envvar=True,
     help="With --base-url, twice: a key of each tenant, with the scopes inference, usage.read and debug.",
 )  # fmt: skip
 @click.option("--model", help="Default: the first model that the tenant sees.")
 def demo(file: Path | None, base_url: str | None, keys: tuple[str, ...], model: str | None) -> None:
     """Two tenants hold a streamed conversation each through the OpenAI SDK; then their usage and cost.
 
-    Uses the platform that `forebay up` runs here, or starts one and stops it again.
+    Uses the platform that `forebay up` runs here, waits for one that is starting, or starts one and stops it again.
     """
+    logging.getLogger("forebay.platform.stores").setLevel(logging.WARNING)  # the progress says it already
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # the SDK's client says a line per request
     if base_url and len(keys) != len(TENANTS):
         raise click.UsageError("--base-url needs two --key, one of each tenant")
@@ -57,11 +58,12 @@ def demo(file: Path | None, base_url: str | None, keys: tuple[str, ...], model: 
 
 
 async def _here(config: Config, model: str | None) -> None:
-    running = read_running(paths(config.stores.state_dir))
+    progress = Progress()
+    running = await await_running(paths(config.stores.state_dir), progress)
     if running is not None:
         await _on_running(running, model)
         return
-    platform = Stack(config, Progress())
+    platform = Stack(config, progress)
     async with platform.started():
         await platform.during(_with_tenants(platform.config, platform.postgres_url, platform.base_url, model))
 
@@ -96,7 +98,7 @@ async def _converse(base_url: str, credentials: list[Credentials], model: str) -
     started = time.time()
     talks = await _both(credentials, lambda one: _talk(base_url, one, model))
     click.echo("")
-    bills = await _both(credentials, lambda one: _bill(base_url, one, started, len(talks[one.tenant])))
+    bills = await _both(credentials, lambda one: _bill(base_url, one, started, talks[one.tenant]))
     for name, found in bills.items():
         click.echo(
             f"{name}  {found.requests} requests, {found.input} input tokens ({found.cached} of them cached), "
@@ -110,16 +112,18 @@ async def _talk(base_url: str, credentials: Credentials, model: str) -> list[Tur
         return await conversation.converse(sdk, credentials.tenant, model, click.echo)
 
 
-async def _bill(base_url: str, credentials: Credentials, since: float, turns: int) -> Bill:
+async def _bill(base_url: str, credentials: Credentials, since: float, turns: list[Turn]) -> Bill:
     """Records reach the ledger within a second or two of their stream's end. Raises `LocalError` if they do not."""
+    answered = sum(turn.completion_tokens for turn in turns)  # an answer that was cut is a request without tokens
     deadline = time.monotonic() + BILL_WAIT
     async with conversation.client(base_url, credentials.key) as sdk:
         while True:
             found = await conversation.bill(sdk, since)
-            if found.requests >= turns:
+            if found.requests >= len(turns) and found.output >= answered:
                 return found
             if time.monotonic() > deadline:
-                raise LocalError(f"{credentials.tenant}: {found.requests} of {turns} requests are on the bill so far")
+                billed = f"{found.requests} of {len(turns)} requests and {found.output} of {answered} output tokens"
+                raise LocalError(f"{credentials.tenant}: {billed} are on the bill so far")
             await asyncio.sleep(0.5)
 
 

@@ -41,9 +41,7 @@ def _configuration(file: Path | None) -> tuple[Config, list[Finding]]:
         config, faults = load.examine(load.read(path), str(path))
     except ConfigError as error:
         config, faults = None, error.faults
-    findings = [
-        Finding("config", "warn" if fault.warning else "fail", str(fault), "forebay config check") for fault in faults
-    ]
+    findings = [Finding("config", "warn" if fault.warning else "fail", str(fault)) for fault in faults]
     return config or Config(), findings or [Finding("config", "ok", f"{path} is valid")]
 
 

@@ -30,7 +30,7 @@ Talk to it with curl:
 curl -N {url}/v1/chat/completions \\
   -H "Authorization: Bearer {key}" \\
   -H "Content-Type: application/json" \\
-  -d '{{"model": "{model}", "stream": true,
+  -d '{{"model": "{model}", "stream": true, "temperature": 0,
        "messages": [{{"role": "user", "content": "What is the capital of Italy?"}}]}}'
 
 or with the OpenAI SDK:
@@ -39,9 +39,11 @@ or with the OpenAI SDK:
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
 stream = client.chat.completions.create(
-    model="{model}", stream=True, messages=[{{"role": "user", "content": "What is the capital of Italy?"}}])
+    model="{model}", stream=True, temperature=0,
+    messages=[{{"role": "user", "content": "What is the capital of Italy?"}}])
 for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="", flush=True)
+print()
 EOF
 
 In another terminal:
@@ -60,7 +62,7 @@ def up(file: Path | None, port: int | None, prepare: bool) -> None:
 
     Without pools in the configuration it installs vLLM for CPUs on the first start and runs local replicas.
     """
-    logging.getLogger("forebay.platform.stores.daemon").setLevel(logging.WARNING)  # the progress says it already
+    logging.getLogger("forebay.platform.stores").setLevel(logging.WARNING)  # the progress says it already
     try:
         config = load_config(file)
     except ConfigError as error:

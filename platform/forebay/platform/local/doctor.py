@@ -12,7 +12,7 @@ from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.local import probe
 from forebay.platform.local.checkup import Finding, machine
 from forebay.platform.local.paths import Paths
-from forebay.platform.local.stack import Running, read_running
+from forebay.platform.local.stack import Running, is_taken, read_running
 from forebay.platform.stores import database, embedded, urls, valkey
 from forebay.platform.stores.daemon import Daemon, StoreError
 
@@ -29,6 +29,8 @@ async def examine(config: Config, where: Paths) -> list[Finding]:
     found += await asyncio.gather(*checks)
     if running is not None:
         found.append(await _platform(running))
+    elif is_taken(where):
+        found.append(Finding("platform", "ok", "starts or stops right now"))
     return found
 
 
@@ -137,5 +139,5 @@ async def _platform(running: Running) -> Finding:
     status, body = await probe.get(f"{running.base_url}/ready", 5.0)
     if status != 200:
         return Finding("platform", "fail", f"{running.base_url}/ready answers {status or 'nothing'}",
-                       f"see its log; {body[:200].decode('utf-8', 'replace')}")  # fmt: skip
+                       body[:200].decode("utf-8", "replace") or "see its log; or restart forebay up")  # fmt: skip
     return Finding("platform", "ok", f"ready at {running.base_url}/v1")

@@ -122,7 +122,8 @@ def shorten(line: str) -> str | None:
     if found := re.match(r"(?:Downloading|Using cached|Processing) (?:\S*/)?(\S+)(.*)", line):
         return f"fetching {found[1]}{found[2]}"
     if line.startswith("Installing collected packages"):
-        return f"unpacking {line.count(',') + 1} packages"
+        count = line.count(",") + 1
+        return f"unpacking {count} package{'' if count == 1 else 's'}"
     if line.startswith("ERROR"):
         return line
     return None

@@ -49,6 +49,28 @@ def read_running(where: Paths) -> Running | None:
     return found
 
 
+def is_taken(where: Paths) -> bool:
+    """Whether a platform runs, starts or stops on this state directory."""
+    if not (where.state / "up.lock").exists():
+        return False
+    lock = try_lock(where.state / "up.lock")
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+async def await_running(where: Paths, progress: Progress) -> Running | None:
+    """The platform of this state directory, waited for while it starts or stops; None if there is none."""
+    found = read_running(where)
+    if found is not None or not is_taken(where):
+        return found
+    async with progress.step("platform", "waiting for the one that starts or stops in another terminal"):
+        while found is None and is_taken(where):
+            await asyncio.sleep(0.5)
+            found = read_running(where)
+    return found
+
+
 async def prepare(config: Config, progress: Progress) -> None:
     """Everything that takes long and is done once: engine environment and weights. Starts nothing."""
     where = paths(config.stores.state_dir)
@@ -81,6 +103,7 @@ class Stack:
     async def started(self) -> AsyncIterator["Stack"]:
         """Leaves nothing running, however it ends. Raises `StoppedError` if a stop was asked for meanwhile."""
         lock = _only_one(self.paths)
+        self.paths.running.unlink(missing_ok=True)  # left by one that was killed
         self.supervisor.take_signals()
         try:
             await self._or_stop(self._start())

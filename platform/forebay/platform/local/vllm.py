@@ -26,7 +26,8 @@ _DOING = (  # newest first: what a line of vLLM's log means to somebody who wait
     ("Initializing a V1 LLM engine", "starting the engine core"),
     ("Resolved architecture", "reading the model's configuration"),
     ("version ", "importing vLLM"),
-    ("Error", "an error, see its log"),
+    (") ERROR ", "an error, see its log"),
+    ("Traceback (most recent call last)", "an error, see its log"),
 )
 
 
