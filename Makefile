@@ -11,7 +11,12 @@ export PYTHONUNBUFFERED := 1
 # $(call stamp,FILES): a hash of the files, for "has anything changed since the last set-up?"
 stamp = $$($(PYTHON) -c 'import hashlib, sys; print(hashlib.sha256(b"".join(open(p, "rb").read() for p in sys.argv[1:])).hexdigest())' $(1))
 # pip says a line per package and per reason; this keeps the names and every line that tells of trouble.
-quieter = awk '/^Collecting/ {print "    " $$2; fflush()} /^(Building|Installing|Successfully)/ {print "    " substr($$0, 1, 60) "…"; fflush()} /[Ee][Rr][Rr][Oo][Rr]|Hint|hash/ {print; fflush()}'
+quieter = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p; t' \
+	-e 's/^\(\(Building\|Installing\|Successfully\).\{1,50\}\).*/    \1…/p; t' -e '/error\|hint\|hash/Ip'
+# One make at a time works on the environment; `make demo` beside a first `make up` waits here.
+lock = mkdir -p $(VENV); exec 9>$(VENV)/lock; $(call flock,LOCK_EX | fcntl.LOCK_NB) 2>/dev/null || \
+	{ echo "==> waiting for another make that works on $(VENV)"; $(call flock,LOCK_EX); }
+flock = $(PYTHON) -c 'import fcntl; fcntl.flock(9, fcntl.$(1))'
 
 .PHONY: help setup setup-dev up demo test lint bench lock clean
 
@@ -26,6 +31,7 @@ setup-dev: $(VENV)/made ## the same plus tools for tests and checks, from requir
 
 # $(call install,LOCK,NAME): a no-op when this lock was installed already, or a larger one that contains it.
 define install
+	$(lock); \
 	want="$(call stamp,$(1) pyproject.toml)"; \
 	if [ "$$(cat $(VENV)/stamp-$(2) 2>/dev/null)" = "$$want" ]; then exit 0; fi; \
 	if [ $(2) = runtime ] && [ "$$(cat $(VENV)/stamp-dev 2>/dev/null)" = "$(call stamp,requirements-dev.lock pyproject.toml)" ]; then exit 0; fi; \
@@ -40,9 +46,10 @@ endef
 $(VENV)/made:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found. Install Python 3.11 or newer, or say make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Forebay needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Say make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "==> creating $(VENV) with $$($(PYTHON) -V)"
-	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@touch $@
+	@$(lock); [ ! -e $@ ] || exit 0; \
+	echo "==> creating $(VENV) with $$($(PYTHON) -V)"; \
+	$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; \
+	touch $@
 
 up: setup ## set up everything and run the platform with two local vLLM replicas (Ctrl-C stops all)
 	@exec $(BIN)/forebay up
