@@ -17,7 +17,7 @@ def config() -> None:
     """Check, show and describe the configuration file, forebay.yaml."""
 
 
-@config.command("check")
+@config.command("check", short_help="Say everything that is wrong with a file.")
 @_FILE
 def check(file: Path | None) -> None:
     """Say everything that is wrong with FILE (default: ./forebay.yaml) and how to mend it. Exits 1 on faults."""
@@ -31,13 +31,13 @@ def check(file: Path | None) -> None:
     click.echo(_summary(effective, load.find(file)))
 
 
-@config.command("schema")
+@config.command("schema", short_help="Print the JSON Schema of the file.")
 def print_schema() -> None:
     """Print the JSON Schema of the configuration file, for editors and other tools."""
     click.echo(schema.text(), nl=False)
 
 
-@config.command("show")
+@config.command("show", short_help="Print what is in effect, with every default.")
 @_FILE
 def show(file: Path | None) -> None:
     """Print the configuration in effect: FILE (default: ./forebay.yaml) and every default, without passwords."""

@@ -58,4 +58,5 @@ def _free_port() -> int:
 
 def _say(config: Config) -> None:
     host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
-    click.echo(f"Forebay serves {len(config.models)} models at http://{host}:{config.server.port}/v1")
+    count = len(config.models)
+    click.echo(f"Forebay serves {count} model{'' if count == 1 else 's'} at http://{host}:{config.server.port}/v1")

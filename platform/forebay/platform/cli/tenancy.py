@@ -70,7 +70,7 @@ def tenant_resume(reference: str, path: Path | None, *, as_json: bool) -> None:
     _tenants([run(path, resume)], as_json, one=True)
 
 
-@tenant.command("export")
+@tenant.command("export", short_help="Write everything kept about a tenant as JSON.")
 @click.argument("reference", metavar="TENANT")
 @click.option("-o", "--output", type=click.File("wb", atomic=True), default="-", help="A file. Default: the terminal.")
 @click.option("--config", "path", type=click.Path(dir_okay=False, path_type=Path), help="Default: ./forebay.yaml.")
@@ -85,7 +85,7 @@ def tenant_export(reference: str, output: Any, path: Path | None) -> None:
     run(path, export)
 
 
-@tenant.command("delete")
+@tenant.command("delete", short_help="Revoke its keys, erase its names for good.")
 @click.argument("reference", metavar="TENANT")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_common
@@ -133,7 +133,7 @@ def project_list(reference: str, limit: int, after: str | None, path: Path | Non
     _projects(run(path, find), as_json)
 
 
-@project.command("models")
+@project.command("models", short_help="Show or set the models that it may use.")
 @click.argument("reference", metavar="PROJECT")
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @click.option("--all", "every", is_flag=True, help="Allow every model.")
@@ -157,7 +157,7 @@ def key() -> None:
     """Create, list, revoke and rotate API keys. KEY is a key's id (key_…) or its public part (sk-fb-…)."""
 
 
-@key.command("create")
+@key.command("create", short_help="Create a key; its text is printed once.")
 @click.argument("reference", metavar="[PROJECT]", required=False)
 @click.option("--admin", is_flag=True, help="A key for the admin API instead of a project's.")
 @click.option("--name", help="What it is for.")
@@ -188,7 +188,7 @@ def key_create(
     _issued(run(path, create), as_json)
 
 
-@key.command("list")
+@key.command("list", short_help="List keys of a project, a tenant, or admins.")
 @click.argument("reference", metavar="[PROJECT|TENANT]", required=False)
 @click.option("--admin", is_flag=True, help="The keys of the admin API.")
 @_LIMIT
@@ -212,7 +212,7 @@ def key_list(
     _keys(run(path, find), as_json)
 
 
-@key.command("revoke")
+@key.command("revoke", short_help="Refuse a key from now on.")
 @click.argument("reference", metavar="KEY")
 @_common
 def key_revoke(reference: str, path: Path | None, *, as_json: bool) -> None:
@@ -224,7 +224,7 @@ def key_revoke(reference: str, path: Path | None, *, as_json: bool) -> None:
     _keys([run(path, revoke)], as_json, one=True)
 
 
-@key.command("rotate")
+@key.command("rotate", short_help="Replace a key by a new one.")
 @click.argument("reference", metavar="KEY")
 @click.option("--grace", type=Duration(), default="0s", show_default=True, help="How long the old key still works.")
 @click.option("--expires", type=Until(), help="When the new key expires. Default: the old one's lifetime from now.")
