@@ -264,10 +264,13 @@ async def test_a_connection_goes_on_after_an_error(open_door: OpenDoor) -> None:
                 assert b"HTTP/1.1 200 " in answer
 
 
-async def test_large_bodies_of_one_do_not_stop_the_streams_of_others(open_door: OpenDoor) -> None:
+@pytest.mark.parametrize(("arrays", "requests"), [(120_000, 30), (15_000, 100)], ids=["large", "small but slow"])
+async def test_bodies_of_one_do_not_stop_the_streams_of_others(
+    open_door: OpenDoor, arrays: int, requests: int
+) -> None:
     """One decode at a time, and the event loop in between."""
     async with EngineDouble(token_seconds=0.01, answer_tokens=None) as engine, open_door(engine) as door:
-        large = chat(tools=[{"type": "function", "x": [[]] * 120_000}], model="none")
+        large = chat(tools=[{"type": "function", "x": [[]] * arrays}], model="none")
         headers = {"authorization": f"Bearer {await door.new_key()}"}
         arrived: list[float] = []
 
@@ -279,7 +282,7 @@ async def test_large_bodies_of_one_do_not_stop_the_streams_of_others(open_door: 
         watching = asyncio.create_task(watch())
         await eventually(lambda: len(arrived) > 5)
         before = len(arrived)
-        answers = await asyncio.gather(*(door.http.post(CHAT, content=large, headers=headers) for _ in range(30)))
+        answers = await asyncio.gather(*(door.http.post(CHAT, content=large, headers=headers) for _ in range(requests)))
         assert {answer.status_code for answer in answers} == {404}
         assert len(arrived) - before >= 15
         watching.cancel()

@@ -43,9 +43,9 @@ class Client:
         self.on_left: Callable[[], None] | None = None
         self.debug_headers: Headers = []
 
-    async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> bytes:
-        """The request's body. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it trickles, and
-        what `hold` raises, which is told how many bytes are about to be kept."""
+    async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
+        """The request's body, in pieces. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it
+        trickles, and what `hold` raises, which is told how many bytes are about to be kept."""
         if declared is not None:
             if declared > limit:
                 raise _too_large(limit)
@@ -58,7 +58,7 @@ class Client:
                 f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.", code="request_timeout", status=408
             ) from None
 
-    async def _read_body(self, limit: int, hold: Callable[[int], None]) -> bytes:
+    async def _read_body(self, limit: int, hold: Callable[[int], None]) -> list[bytes]:
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -72,7 +72,7 @@ class Client:
                 raise _too_large(limit)
             hold(size)
             more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts
 
     def watch(self) -> None:
         """Notice from now on when the tenant leaves."""
