@@ -31,6 +31,7 @@ STOP_TIMEOUT_S = 10.0
 
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early, a first one the start."""
+    _raise_file_limit()
     ready = False
     stop = asyncio.Event()
     end = asyncio.current_task().cancel  # type: ignore[union-attr]
@@ -104,6 +105,14 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
     listener.setblocking(False)
     return listener
+
+
+def _raise_file_limit() -> None:
+    """Up to what the account may have: the usual 1,024 is a default from the days of select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _connections(max_in_flight: int) -> int:
