@@ -1,12 +1,22 @@
-"""What one admitted request carries through the relay."""
+"""What one admitted request carries through the relay, and how it is put to an endpoint (pure)."""
 
+from typing import Any
+
+import msgspec
 from msgspec import Struct
 
+from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
+from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
-from forebay.router import Pool
+from forebay.router import Endpoint, Pool, ServerFields
 
 DEFAULT_TIER = "default"
+_PATHS = {
+    "chat.completions": b"/v1/chat/completions",
+    "completions": b"/v1/completions",
+    "embeddings": b"/v1/embeddings",
+}
 
 
 class Call(Struct, frozen=True):
@@ -25,3 +35,54 @@ class Call(Struct, frozen=True):
     @property
     def affinity(self) -> bytes:
         return self.principal.project_id.encode() + self.inference.affinity
+
+    def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
+        """Head and body of the engine's request. The body is the server's own members and what may pass of the
+        tenant's, as it came."""
+        spec, adapter, stream = endpoint.spec, endpoint.adapter, self.inference.stream
+        server = ServerFields(request_id=self.request_id, cache_salt=self.cache_salt)
+        members: dict[str, Any] = {"model": spec.served_model}
+        if stream:
+            members["stream"] = True
+            members["stream_options"] = {"include_usage": True}
+            if adapter.continuous_usage:
+                members["stream_options"]["continuous_usage_stats"] = True
+        members.update(adapter.fields(server, priority=spec.priority_scheduling))
+        body = msgspec.json.encode(members)[:-1] + b"," + self.inference.forward[1:]
+        return endpoint.head(b"POST", _PATHS[self.inference.api], adapter.headers(server), len(body)), body
+
+    def abort_order(self, endpoint: Endpoint) -> tuple[bytes, bytes] | None:
+        return endpoint.adapter.abort(self.inference.api, self.request_id, self.inference.prompts)
+
+    def view(self, endpoint: Endpoint) -> View:
+        inference = self.inference
+        return View(
+            model=self.asked,
+            served_model=endpoint.spec.served_model,
+            include_usage=inference.include_usage,
+            continuous_usage=inference.continuous_usage,
+            tier=self.tier_used if inference.tier else None,
+            n=inference.n,
+            prompts=inference.prompts,
+        )
+
+    def attempt(self, number: int, endpoint: Endpoint, now: float) -> Attempt:
+        """The open record of an attempt that begins at `now` (Unix seconds)."""
+        inference, principal = self.inference, self.principal
+        return Attempt(
+            request_id=self.request_id,
+            attempt=number,
+            tenant_id=principal.tenant_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            api=inference.api,
+            model=self.model,
+            pool=self.pool.name,
+            endpoint=endpoint.name,
+            engine=endpoint.spec.engine,
+            stream=inference.stream,
+            tier_requested=inference.tier or "auto",
+            tier_used=self.tier_used,
+            price_version=self.price_version,
+            started_at=now,
+        )

@@ -1,35 +1,26 @@
 """One attempt: dispatched to one endpoint, relayed, and accounted for however it ends."""
 
 import asyncio
-import contextlib
 import logging
 import time
-from typing import Any
 
-import msgspec
-
-from forebay.metering import Attempt, Spool, Status, TerminatedBy
+from forebay.metering import Spool, Status, TerminatedBy
 from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import answer, upstream_errors
 from forebay.platform.relay.accounting import Account, Counted, count
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
-from forebay.platform.relay.frames import StreamError, StreamTransform, View
+from forebay.platform.relay.frames import StreamError, StreamTransform
+from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import FIRST_BYTE, INTERRUPTED
-from forebay.router import Booking, Connection, Endpoint, ServerFields, UpstreamError, Usage, Wake
+from forebay.platform.relay.patience import Patience
+from forebay.router import Booking, Connection, Endpoint, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
 
-ABORT_CALL_S = 0.5  # the engine must be stopped within a second, so a silent abort route is given up on early
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
-DRAIN_S = 3.0  # how long a stopped engine may take to tell its last usage
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
-_PATHS = {
-    "chat.completions": b"/v1/chat/completions",
-    "completions": b"/v1/completions",
-    "embeddings": b"/v1/embeddings",
-}
 
 
 class TryElsewhere(Exception):  # noqa: N818 - not an error
@@ -65,26 +56,17 @@ class Exchange:
         self._client = client
         self._endpoint = endpoint
         self._booking = booking
-        self._timeouts = timeouts
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
-        inference = call.inference
-        self._view = View(
-            model=call.asked,
-            served_model=endpoint.spec.served_model,
-            include_usage=inference.include_usage,
-            continuous_usage=inference.continuous_usage,
-            tier=call.tier_used if inference.tier else None,
-            n=inference.n,
-            prompts=inference.prompts,
-        )
+        self._patience = Patience(timeouts, stream=call.inference.stream, now=self._loop.time())
+        self._view = call.view(endpoint)
         self._stream = StreamTransform(self._view)
-        self._account = Account(spool, self._open_record(number))
+        self._account = Account(spool, call.attempt(number, endpoint, time.time()))
         self._connection: Connection | None = None
-        self._sent_at = self._loop.time()
-        self._first_byte_at: float | None = None
-        self._written_at = self._sent_at  # when the tenant last got a part of a stream
+        self._first_byte_at = 0.0
         self._held = b""
+        self._whole: list[bytes] = []
+        self._not_run = False  # the engine refused the request
         self._alone = endpoint.load.in_flight == 1
 
     async def run(self) -> None:
@@ -124,10 +106,7 @@ class Exchange:
 
     async def _dispatch(self) -> None:
         """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
-        body = self._engine_body()
-        head = self._endpoint.head(
-            b"POST", _PATHS[self._call.inference.api], self._endpoint.adapter.headers(self._server_fields()), len(body)
-        )
+        head, body = self._call.to_engine(self._endpoint)
         raced = False
         while True:
             connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
@@ -150,20 +129,6 @@ class Exchange:
         if connection.status != 200:
             await self._refused(connection)
         self._endpoint.answered()
-
-    def _engine_body(self) -> bytes:
-        call, spec, adapter = self._call, self._endpoint.spec, self._endpoint.adapter
-        body: dict[str, Any] = {"model": spec.served_model}
-        if call.inference.stream:
-            body["stream"] = True
-            body["stream_options"] = {"include_usage": True}
-            if adapter.continuous_usage:
-                body["stream_options"]["continuous_usage_stats"] = True
-        body.update(adapter.fields(self._server_fields(), priority=spec.priority_scheduling))
-        return msgspec.json.encode(body)[:-1] + b"," + call.inference.forward[1:]
-
-    def _server_fields(self) -> ServerFields:
-        return ServerFields(request_id=self._call.request_id, cache_salt=self._call.cache_salt)
 
     async def _refused(self, connection: Connection) -> None:
         body = await self._read_whole(connection, limit=1 << 20)
@@ -189,10 +154,10 @@ class Exchange:
             if not data or stream.done:
                 break
             out = stream.feed(data)
-            if out and self._first_byte_at is None:
+            if out and not self._patience.begun:
                 out = await self._begin(out)
             if out:
-                self._written_at = connection.last_activity
+                self._patience.written_at = connection.last_activity
                 await client.write(out)
             if stream.done:
                 break
@@ -201,7 +166,7 @@ class Exchange:
                 self._account.checkpoint(self._counted())
         if not stream.complete:
             raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
-        if self._first_byte_at is None:
+        if not self._patience.begun:
             await self._first_byte()
             await client.write(self._held)
         await self._swallow_end(connection)
@@ -234,7 +199,6 @@ class Exchange:
         await self._client.answer(whole.body)
 
     async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
-        parts: list[bytes] = []
         size = 0
         while True:
             data = await connection.read()
@@ -242,16 +206,17 @@ class Exchange:
                 await self._woken(data)
                 continue
             if not data:
-                return b"".join(parts)
-            parts.append(data)
+                return b"".join(self._whole)
+            self._whole.append(data)
             size += len(data)
             if size > limit:
                 raise StreamError(f"an answer of more than {limit} bytes")
 
     async def _first_byte(self, *, stream: bool = True) -> None:
         """The engine has begun to answer: from here on the request stays where it is."""
+        self._patience.begun = True
         self._first_byte_at = self._loop.time()
-        FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._sent_at)
+        FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
             await self._client.start_stream()
@@ -269,7 +234,7 @@ class Exchange:
             await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, self._counted(aborted=True))
             return
         await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
-        if retry and self._first_byte_at is None:
+        if retry and not self._patience.begun:
             raise TryElsewhere(error, suspicion)
         raise error
 
@@ -277,18 +242,7 @@ class Exchange:
 
     def _arm(self) -> None:
         assert self._connection is not None
-        now = self._loop.time()
-        times = [self._sent_at + self._timeouts.total, self._quiet_until(self._connection)]
-        if self._call.inference.stream:
-            times.append(self._written_at + self._timeouts.heartbeat_after)
-        self._connection.wake_at = max(min(times), now)
-
-    def _quiet_until(self, connection: Connection) -> float:
-        if self._first_byte_at is not None:
-            return connection.last_activity + self._timeouts.idle
-        # A stream that trickles comments or half an event has not begun; of a whole answer each byte is a part.
-        since = self._sent_at if self._call.inference.stream else connection.last_activity
-        return since + self._timeouts.first_byte
+        self._connection.wake_at = max(self._patience.wake_at(self._connection.last_activity), self._loop.time())
 
     async def _woken(self, wake: object) -> None:
         """Raises `_Left`, or `UpstreamError("timeout")` when a deadline has passed."""
@@ -298,11 +252,11 @@ class Exchange:
             await self._abandon(connection)
             raise _Left
         now = self._loop.time()
-        if now - self._sent_at >= self._timeouts.total or now >= self._quiet_until(connection):
-            await self._stop_engine(connection)
+        if self._patience.overdue(now, connection.last_activity):
+            await self._halt(connection)
             raise UpstreamError("timeout", "the engine did not answer in time")
-        if self._call.inference.stream and now - self._written_at >= self._timeouts.heartbeat_after:
-            self._written_at = now
+        if self._patience.heartbeat_due(now):
+            self._patience.written_at = now
             await self._client.heartbeat()
         self._arm()
 
@@ -312,56 +266,31 @@ class Exchange:
 
     async def _abandon(self, connection: Connection) -> None:
         """The tenant left: stop the engine, hear what it had used, and account for it."""
-        await self._stop_engine(connection)
+        await self._halt(connection)
         counted = self._counted(aborted=True)
         await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, counted, finish_reason="abort")
 
-    async def _stop_engine(self, connection: Connection) -> None:
-        """By id where the engine can (it then tells its exact usage), else by closing the connection."""
-        endpoint, inference = self._endpoint, self._call.inference
-        order = endpoint.adapter.abort(inference.api, self._call.request_id, inference.prompts)
-        stopped = False
-        if order is not None and endpoint.can_abort is not False:
-            try:
-                status, _ = await endpoint.call(b"POST", *order, timeout=ABORT_CALL_S)
-                stopped = endpoint.can_abort = status == 200
-            except UpstreamError as error:
-                log.warning("abort at %s: %s", endpoint.name, error)
-        if not stopped:
-            connection.half_close()
-        connection.wake_at = self._loop.time() + DRAIN_S
-        with contextlib.suppress(UpstreamError, StreamError):  # the last usage heard counts
-            await self._drain(connection)
-        if not connection.complete:
-            connection.close()
-
-    async def _drain(self, connection: Connection) -> None:
-        while (wake := await connection.head()) is not None:
-            if wake is Wake.TICK:
-                return
-        whole = []
-        while data := await connection.read():
-            if data is Wake.TICK:
-                return
-            if isinstance(data, bytes):
-                if self._call.inference.stream:
-                    self._stream.feed(data)
-                else:
-                    whole.append(data)
-        if whole and connection.status == 200:
-            self._whole_usage = answer.transform(b"".join(whole), self._view).usage
+    async def _halt(self, connection: Connection) -> None:
+        hear = self._stream.feed if self._call.inference.stream else self._whole.append
+        await halt(self._endpoint, connection, self._call.abort_order(self._endpoint), hear)
 
     # -- what was used
 
-    _whole_usage: Usage | None = None
-    _not_run = False  # the engine refused the request
-
     def _counted(self, *, aborted: bool = False) -> Counted:
-        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage
+        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage()
         tells = self._call.inference.stream and self._endpoint.adapter.continuous_usage  # of its first token already
         if usage is None and (tells or self._not_run):
             usage = Usage(prompt_tokens=0, completion_tokens=0)
         return self._count(usage, aborted=aborted)
+
+    def _whole_usage(self) -> Usage | None:
+        """Of an answer that was not relayed because the tenant left."""
+        if not self._whole or self._connection is None or self._connection.status != 200:
+            return None
+        try:
+            return answer.transform(b"".join(self._whole), self._view).usage
+        except StreamError:
+            return None
 
     def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
         adapter = self._endpoint.adapter
@@ -375,31 +304,13 @@ class Exchange:
 
     def _learn(self, usage: Usage | None) -> None:
         """Rates from what was seen, only while this request had the endpoint to itself."""
-        if usage is None or self._first_byte_at is None or not self._alone or not self._call.inference.stream:
+        if usage is None or not self._alone or not self._call.inference.stream:
             return
         load, now = self._endpoint.load, self._loop.time()
-        load.learn_prefill((usage.prompt_tokens or 0) - (usage.cached or 0), self._first_byte_at - self._sent_at)
-        load.learn_decode((usage.completion_tokens or 0) - 1, now - self._first_byte_at)
-
-    def _open_record(self, number: int) -> Attempt:
-        call, principal, inference = self._call, self._call.principal, self._call.inference
-        return Attempt(
-            request_id=call.request_id,
-            attempt=number,
-            tenant_id=principal.tenant_id,
-            project_id=principal.project_id,
-            key_id=principal.key_id,
-            api=inference.api,
-            model=call.model,
-            pool=call.pool.name,
-            endpoint=self._endpoint.name,
-            engine=self._endpoint.spec.engine,
-            stream=inference.stream,
-            tier_requested=inference.tier or "auto",
-            tier_used=call.tier_used,
-            price_version=call.price_version,
-            started_at=time.time(),
+        load.learn_prefill(
+            (usage.prompt_tokens or 0) - (usage.cached or 0), self._first_byte_at - self._patience.sent_at
         )
+        load.learn_decode((usage.completion_tokens or 0) - 1, now - self._first_byte_at)
 
 
 def _uncancel() -> None:
