@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from forebay.platform.config.model import Config, Stores
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.local.process import WRAPPER
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
 from forebay.platform.tenancy.hasher import Hasher
@@ -48,8 +49,9 @@ class Door(Struct):
 
 @asynccontextmanager
 async def python_process(*arguments: str, ready: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`python -m …`, from when it prints `ready` until the block ends (SIGTERM, then SIGKILL)."""
+    """`python -m …`, from when it prints `ready` until the block ends (SIGTERM, then SIGKILL), or this process does."""
     process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(WRAPPER), str(os.getpid())),
         sys.executable,
         "-m",
         *arguments,
