@@ -51,9 +51,9 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
         (MODEL % "aliases: [true]", "f:3: models[0].aliases[0]: is true or false to YAML where text belongs; quote it:"),
         (MODEL % "aliases: ['a b']", "f:3: models[0].aliases[0]: 'a b' does not fit; write 1 to 128 letters, digits or"),
         (MODEL % 'aliases: ["a\\n"]', "f:3: models[0].aliases[0]: holds a line break or control character; write 1 to"),
-        (ENDPOINT % "engine: vlm", "f:2: pools[0].endpoints[0].engine: 'vlm' is not one of the choices; write openai, "
-         "sglang or vllm (did you mean vllm?)"),
-        (ENDPOINT % "engine: ''", "f:2: pools[0].endpoints[0].engine: '' is not one of the choices; write openai, sglang"),
+        (ENDPOINT % "engine: vlm", "f:2: pools[0].endpoints[0].engine: 'vlm' is not one of the choices; write openai or "
+         "vllm (did you mean vllm?)"),
+        (ENDPOINT % "engine: ''", "f:2: pools[0].endpoints[0].engine: '' is not one of the choices; write openai or vllm"),
         (ENDPOINT % "priorityScheduling: yes", "f:2: pools[0].endpoints[0].priorityScheduling: 'yes' is neither true nor "
          "false; write true without quotes"),
         # prices and instants
@@ -96,7 +96,7 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
         ("timeouts:\n  total: 250", "f:3: timeouts.total: firstByte (300 s) is not within total (250 s); lower firstByte or"),
         ("timeouts: {idle: 5000}", "f:2: timeouts.idle: idle (5000 s) is not within total (3600 s); lower idle or raise"),
         (ENDPOINT % "engine: openai, priorityScheduling: true", "f:2: pools[0].endpoints[0].priorityScheduling: engine "
-         "openai has no priorities; set engine to vllm or sglang, or remove the key"),
+         "openai has no priorities; set engine to vllm, or remove the key"),
         ("pools: [{name: p, endpoints: [{url: 'http://h'}, {url: 'https://h'}]}]\nmodels: [{name: m, pool: p}]",
          "f:2: pools[0].endpoints[1].name: endpoint 'h' is taken, first in line 2; give each its own"),
         # warnings

@@ -92,14 +92,14 @@ def test_anchors_and_merges() -> None:
 pools:
   - name: a
     endpoints:
-      - &base {url: "http://h:1", engine: sglang, priorityScheduling: true}
+      - &base {url: "http://h:1", engine: vllm, priorityScheduling: true}
       - {<<: *base, url: "http://h:2", priorityScheduling: false}
 models:
   - {name: m, pool: a}
 """)
     first, second = config.pools[0].endpoints
-    assert (first.url, first.engine, first.priority_scheduling) == ("http://h:1", "sglang", True)
-    assert (second.url, second.engine, second.priority_scheduling) == ("http://h:2", "sglang", False)
+    assert (first.url, first.engine, first.priority_scheduling) == ("http://h:1", "vllm", True)
+    assert (second.url, second.engine, second.priority_scheduling) == ("http://h:2", "vllm", False)
 
 
 def test_prices_are_exact_and_instants_are_utc() -> None:
@@ -172,7 +172,7 @@ def configs(draw: st.DrawFn) -> Config:
     pools = draw(st.lists(names, unique=True, min_size=1, max_size=3))
     models = draw(st.lists(names, unique=True, min_size=1, max_size=4))
     price = draw(st.lists(versions, max_size=3, unique_by=(lambda p: p.version, lambda p: p.effective_from)))
-    engine: Any = draw(st.sampled_from(["vllm", "sglang"]))
+    engine: Any = draw(st.sampled_from(["vllm", "openai"]))
     endpoints = [Endpoint(url=f"http://h:{i}", engine=engine) for i in range(len(pools))]
     return Config(
         pools=tuple(Pool(name=name, endpoints=(endpoint,)) for name, endpoint in zip(pools, endpoints, strict=True)),

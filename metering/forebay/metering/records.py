@@ -56,7 +56,7 @@ class Attempt(Struct, frozen=True):
     model: str  # the catalogue's public name
     pool: str
     endpoint: str
-    engine: str  # "vllm", "sglang" or "openai"
+    engine: str  # the adapter: "vllm" or "openai"
     stream: bool
     tier_requested: str
     tier_used: str

@@ -148,8 +148,8 @@ class Endpoint(_Section, frozen=True):
         Name | None, Meta(description="Name in metrics and usage records; unset, its URL without the scheme.")
     ] = None
     engine: Annotated[
-        Literal["vllm", "sglang", "openai"],
-        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server."),
+        Literal["vllm", "openai"],
+        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server, SGLang among them."),
     ] = "vllm"
     served_model: Annotated[
         Text | None,

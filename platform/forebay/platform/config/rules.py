@@ -78,7 +78,7 @@ def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping
         report.fault((*path, "apiKeyEnv"), f"the variable {variable} is not set here", fix, warning=True)
     if endpoint["priorityScheduling"] and endpoint["engine"] == "openai":
         problem = "engine openai has no priorities"
-        report.fault((*path, "priorityScheduling"), problem, "set engine to vllm or sglang, or remove the key")
+        report.fault((*path, "priorityScheduling"), problem, "set engine to vllm, or remove the key")
 
 
 def catalogue(data: Data, report: Report) -> None:
