@@ -196,3 +196,53 @@ def test_no_usage_is_not_zero_usage() -> None:
     stream = StreamTransform(view())
     stream.feed(_event({"id": "x", "model": SERVED, "choices": [{"index": 0, "delta": {"content": "a"}}]}))
     assert stream.usage() is None
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("choices", "usage", "model"))), ids="-".join)
+def test_members_may_come_in_any_order(order: tuple[str, ...]) -> None:
+    """As Alibaba's do: usage before the model's name, which an alias makes shorter or longer."""
+    members = json.loads(chunk("hi", 1).removeprefix(b"data: "))
+    data = _event({name: members[name] for name in order})
+    for model in ("a", "an/alias/that/is/longer/than/the/name"):
+        for asked in (False, True):
+            stream = StreamTransform(view(model=model, tier="default", include_usage=asked))
+            (seen,) = events(stream.feed(data))
+            wanted = {"choices": members["choices"], "model": model, "service_tier": "default"}
+            assert seen == {**wanted, "usage": None} if asked else wanted
+            used = stream.usage()
+            assert used is not None
+            assert used.completion_tokens == 1
+
+
+STOP = {"index": 0, "delta": {}, "finish_reason": "stop"}
+SPENT = {"prompt_tokens": 3, "completion_tokens": 4}
+
+
+@pytest.mark.parametrize("nested", [
+    {"choices": [{**STOP, "usage": SPENT}]},
+    {"choices": [STOP], "x_groq": {"id": "r", "usage": SPENT}},
+], ids=["moonshot", "groq"])  # fmt: skip
+def test_usage_kept_aside_is_found_and_what_holds_it_is_not_cut(nested: dict[str, Any]) -> None:
+    for extra in ({}, {"usage": SPENT}, {"usage": None}):
+        for data in (_event({"model": SERVED, **nested, **extra}), _event({**extra, **nested, "model": SERVED})):
+            stream = StreamTransform(view(tier="default", include_usage=True))
+            (seen,) = events(stream.feed(data))
+            assert seen == {"model": SERVED, **nested, "service_tier": "default", "usage": None}
+            used = stream.usage()
+            assert used is not None
+            assert (used.prompt_tokens, used.completion_tokens) == (3, 4)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_event_without_choices_is_only_for_those_who_asked_for_usage(asked: bool) -> None:
+    """OpenAI sends one for moderation; SDKs' users index choices[0]."""
+    data = _event({"model": SERVED, "choices": [], "moderation": {}, "usage": None})
+    assert len(events(StreamTransform(view(include_usage=asked)).feed(data))) == asked
+
+
+def test_an_error_beside_choices_and_usage_is_an_error() -> None:
+    """As OpenRouter reports an upstream's failure: in an event that is otherwise well formed."""
+    event = json.loads(chunk("", 1, finish="error").removeprefix(b"data: "))
+    with pytest.raises(StreamError, match="down"):
+        StreamTransform(view()).feed(_event({"error": {"code": 502, "message": "down"}, **event}))
+    assert StreamTransform(view()).feed(_event({"error": None, **event}))

@@ -4,17 +4,18 @@ What changes: usage, which is always asked of the engine and shown only to clien
 the client knows it by another; the tier served, where the client chose one. Source of the shapes: vLLM 0.32's frames
 and OpenAI's streaming reference.
 
-Searching raw bytes for `,"usage":{` is sound because inside a JSON string a quote is always escaped: these bytes can
-only be a member of an object.
+Searching raw bytes for `"usage":` is sound because inside a JSON string a quote is always escaped: these bytes can
+only be a member of an object, and where there is one alone, the decoder has told whether it is the event's own.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from forebay.router import Usage, decode_usage
 
+T = TypeVar("T")
 MAX_FRAME = 8 << 20  # bytes of one event; no engine sends so much, so more is a broken stream
 DONE = b"data: [DONE]\n\n"
 _USAGE = b',"usage":'
@@ -31,10 +32,15 @@ class _Choice(Struct):
 
 
 class _Event(Struct):
+    """`usage` and `error` as they stand in the event, empty where it has none."""
+
     choices: list[_Choice] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
 
 
-_event = msgspec.json.Decoder(_Event).decode
+_event = msgspec.json.Decoder(_Event)
+_whole = msgspec.json.Decoder(dict[str, Any])
 
 
 class View(Struct, frozen=True):
@@ -120,47 +126,36 @@ class StreamTransform:
         if not frame.startswith(b"data: {"):
             return self._odd_frame(frame)
         self.events += 1
-        choices = self._choices(frame)
-        at = frame.rfind(_USAGE)
-        start = at + len(_USAGE)
-        if at < 0 or frame[start] not in b"{n" or (self._rename is not None and self._rename[0] not in frame):
+        event = _decode(_event, frame)  # what is spliced is not parsed again
+        choices, usage = event.choices or [], bytes(event.usage)
+        if event.error and bytes(event.error) != b"null":
+            raise StreamError(f"the engine reported an error: {bytes(event.error)[:300]!r}")
+        self._see(choices)
+        if self._rename is not None:
+            if self._rename[0] not in frame:
+                return self._slow_frame(frame, choices)
+            frame = frame.replace(*self._rename, 1)
+        at = frame.find(_USAGE + usage)
+        plain = usage[:1] == b"{" or (usage == b"null" and choices)
+        if not plain or at < 0 or frame.count(_USAGE[1:]) != 1:
             return self._slow_frame(frame, choices)
-        end = start + 4  # null
-        if frame[start] == 0x7B:
-            end = _object_end(frame, start)
-            self._last_usage = frame[start:end]
+        if usage != b"null":
+            self._last_usage = usage
             if not choices:
                 self._final_usage = True
-                return self._usage_frame(frame)
+                return frame + b"\n\n" if self._view.include_usage else b""
             if self._multiple:
-                self._choice_usage[choices[0].index] = self._last_usage
-        if self._rename is not None:
-            renamed = frame.replace(*self._rename, 1)
-            shift = len(renamed) - len(frame)
-            frame, at, end = renamed, at + shift, end + shift
+                self._choice_usage[choices[0].index] = usage
         if self._view.continuous_usage:
             return frame + b"\n\n"
-        return frame[:at] + self._tail + frame[end:] + b"\n\n"
+        return frame[:at] + self._tail + frame[at + len(_USAGE) + len(usage) :] + b"\n\n"
 
-    def _choices(self, frame: bytes) -> list[_Choice]:
-        """Those of one event, which is checked to be JSON, since what is spliced is not parsed again."""
-        try:
-            choices = _event(frame[6:]).choices or []
-        except msgspec.DecodeError as error:
-            raise StreamError(f"not an event: {error}") from error
+    def _see(self, choices: list[_Choice]) -> None:
         for choice in choices:
             if choice.finish_reason:
                 self.finished += 1
                 if self.finish_reason != "abort":
                     self.finish_reason = choice.finish_reason
-        return choices
-
-    def _usage_frame(self, frame: bytes) -> bytes:
-        if not self._view.include_usage:
-            return b""
-        if self._rename is not None:
-            frame = frame.replace(*self._rename, 1)
-        return frame + b"\n\n"
 
     def _odd_frame(self, frame: bytes) -> bytes:
         """Comments and blank frames are dropped (we send our own heartbeats); other fields of SSE are not relayed."""
@@ -181,15 +176,11 @@ class StreamTransform:
 
     def _slow_frame(self, frame: bytes, choices: list[_Choice]) -> bytes:
         """A frame that is not laid out as vLLM lays it out: parsed and written anew."""
-        try:
-            event: dict[str, Any] = msgspec.json.decode(frame[6:], type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise StreamError(f"not an event: {error}") from error
-        if event.get("error") is not None:
-            raise StreamError(f"the engine reported an error: {str(event['error'])[:300]}")
+        event = _decode(_whole, frame)
         usage = event.pop("usage", None)
-        if usage is not None:
-            self._last_usage = msgspec.json.encode(usage)
+        account = _account_aside(event) if usage is None else usage
+        if account is not None:
+            self._last_usage = msgspec.json.encode(account)
             self._final_usage = self._final_usage or not choices
             if choices and self._multiple:
                 self._choice_usage[choices[0].index] = self._last_usage
@@ -237,13 +228,14 @@ def _member(name: str, value: str) -> bytes:
     return b'"' + name.encode() + b'":' + msgspec.json.encode(value)
 
 
-def _object_end(frame: bytes, start: int) -> int:
-    """The index after the `}` that closes the object at `start`. Usage objects hold no strings, so braces suffice."""
-    depth, at = 1, start + 1
-    while depth:
-        close = frame.find(b"}", at)
-        if close < 0:
-            raise StreamError("an event with unbalanced braces")
-        depth += frame.count(b"{", at, close) - 1
-        at = close + 1
-    return at
+def _decode(decoder: msgspec.json.Decoder[T], frame: bytes) -> T:
+    try:
+        return decoder.decode(frame[6:])
+    except msgspec.DecodeError as error:
+        raise StreamError(f"not an event: {error}") from error
+
+
+def _account_aside(event: dict[str, Any]) -> Any:
+    """Usage where Moonshot (in the choice) and Groq (in a member of its own) put it; None where there is none."""
+    places = [*(event.get("choices") or ()), event.get("x_groq")]
+    return next((place["usage"] for place in places if isinstance(place, dict) and place.get("usage")), None)
