@@ -99,6 +99,13 @@ def test_rotate_secret_creates_then_prepends() -> None:
     assert load_secrets(Path(".forebay/secrets/key-hash"))[1:] == secrets
 
 
+def test_rotate_secret_finds_a_state_directory_that_the_environment_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_STATE_DIR", "moved")
+    assert run("rotate-secret", "key-hash").exit_code == 0
+    assert len(load_secrets(Path("moved/secrets/key-hash"))) == 2
+    assert yaml.safe_load(run("show").stdout)["stores"]["stateDir"] == "moved"
+
+
 def test_rotate_secret_says_what_is_wrong() -> None:
     Path("s").write_text("x")
     Path("s").chmod(0o644)

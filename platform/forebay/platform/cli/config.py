@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from forebay.platform.config import load, schema, secrets
-from forebay.platform.config.faults import ConfigError, Fault
 from forebay.platform.config.model import Config
 from forebay.platform.config.show import as_yaml
 
@@ -21,7 +20,7 @@ def config() -> None:
 @_FILE
 def check(file: Path | None) -> None:
     """Say everything that is wrong with FILE (default: ./forebay.yaml) and how to mend it. Exits 1 on faults."""
-    effective, faults = _examined(file)
+    effective, faults = load.effective(file)
     for fault in faults:
         click.echo(str(fault))
     if effective is None:
@@ -62,18 +61,8 @@ def rotate_secret(kind: secrets.Kind, file: Path | None) -> None:
     click.echo(f"{path}: {identity} is the newest secret. Front doors use it from their next start.")
 
 
-def _examined(file: Path | None) -> tuple[Config | None, list[Fault]]:
-    found = load.find(file)
-    if found is None:
-        return Config(), []
-    try:
-        return load.examine(load.read(found), str(found))
-    except ConfigError as error:
-        return None, error.faults
-
-
 def _sound(file: Path | None) -> Config:
-    effective, faults = _examined(file)
+    effective, faults = load.effective(file)
     if effective is None:
         raise click.ClickException("\n".join(str(fault) for fault in faults if not fault.warning))
     return effective

@@ -7,7 +7,6 @@ import click
 import msgspec
 
 from forebay.platform.config import load
-from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.local import doctor as examination
 from forebay.platform.local.checkup import Finding
@@ -34,15 +33,11 @@ def doctor(file: Path | None, *, as_json: bool) -> None:
 
 def _configuration(file: Path | None) -> tuple[Config, list[Finding]]:
     """The configuration in effect; the defaults where it has faults, so that the rest is looked at all the same."""
+    config, faults = load.effective(file)
     path = load.find(file)
-    if path is None:
-        return Config(), [Finding("config", "ok", "no forebay.yaml here: the defaults apply")]
-    try:
-        config, faults = load.examine(load.read(path), str(path))
-    except ConfigError as error:
-        config, faults = None, error.faults
+    well = f"{path} is valid" if path else "no forebay.yaml here: the defaults apply"
     findings = [Finding("config", "warn" if fault.warning else "fail", str(fault)) for fault in faults]
-    return config or Config(), findings or [Finding("config", "ok", f"{path} is valid")]
+    return config or Config(), findings or [Finding("config", "ok", well)]
 
 
 def _show(finding: Finding) -> None:

@@ -14,7 +14,7 @@ from forebay.platform.config.decode import Decoder
 from forebay.platform.config.faults import ConfigError, DocumentError, Fault, Report
 from forebay.platform.config.model import Config
 
-__all__ = ["DEFAULT_FILE", "ConfigError", "Fault", "check", "examine", "find", "load_config", "read"]
+__all__ = ["DEFAULT_FILE", "ConfigError", "Fault", "check", "effective", "examine", "find", "load_config", "read"]
 
 DEFAULT_FILE = Path("forebay.yaml")
 STATE_DIR_ENV = "FOREBAY_STATE_DIR"
@@ -26,15 +26,24 @@ def load_config(path: Path | None = None) -> Config:
 
     Logs warnings. Raises ConfigError with every fault.
     """
-    found = find(path)
-    if found is None:
-        return _moved(Config())
-    config, faults = examine(read(found), str(found))
+    config, faults = effective(path)
     if config is None:
         raise ConfigError(faults)
     for fault in faults:
         logger.warning("%s", fault)
-    return _moved(config)
+    return config
+
+
+def effective(path: Path | None) -> tuple[Config | None, list[Fault]]:
+    """What `load_config(path)` would return, None if it would raise, and all faults and warnings."""
+    found = find(path)
+    if found is None:
+        return _moved(Config()), []
+    try:
+        config, faults = examine(read(found), str(found))
+    except ConfigError as error:
+        return None, error.faults
+    return config and _moved(config), faults
 
 
 def _moved(config: Config) -> Config:
