@@ -20,7 +20,7 @@ from forebay.platform.local.paths import paths
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.stack import Running, Stack, StoppedError, await_running
 from forebay.platform.local.tenants import Credentials
-from forebay.platform.stores import embedded, urls
+from forebay.platform.stores import embedded
 
 T = TypeVar("T")
 TENANTS = ("demo-a", "demo-b")
@@ -71,7 +71,7 @@ async def _here(config: Config, model: str | None) -> None:
 async def _on_running(running: Running, model: str | None) -> None:
     config = load_config(Path(running.config))
     configured = config.stores.postgres
-    url = embedded.postgres_url(Path(config.stores.state_dir)) if configured == "embedded" else urls.expand(configured)
+    url = embedded.postgres_url(Path(config.stores.state_dir)) if configured == "embedded" else configured
     if url is None:
         raise LocalError("The platform's Postgres is not running; its log is in the state directory.")
     await _with_tenants(config, url, running.base_url, model)

@@ -13,7 +13,7 @@ from forebay.platform.local import probe
 from forebay.platform.local.checkup import Finding, machine
 from forebay.platform.local.paths import Paths
 from forebay.platform.local.stack import Running, is_taken, read_running
-from forebay.platform.stores import database, embedded, urls, valkey
+from forebay.platform.stores import database, embedded, valkey
 from forebay.platform.stores.daemon import Daemon, StoreError
 
 
@@ -90,7 +90,7 @@ async def _store(
         return Finding(name, "ok", "embedded, starts here")
     try:
         async with asyncio.timeout(10.0):
-            await ask(running or urls.expand(configured))
+            await ask(running or configured)
     except Exception as error:  # noqa: BLE001 - drivers raise what they like, and every failure is a finding
         fix = f"start it, and check stores.{name} and what lies between" if running is None else "restart forebay up"
         return Finding(name, "fail", f"does not answer: {type(error).__name__}", fix)

@@ -8,7 +8,7 @@ from pathlib import Path
 from forebay.platform.config.model import Config
 from forebay.platform.local.commands import LocalError
 from forebay.platform.local.progress import Progress
-from forebay.platform.stores import embedded, urls
+from forebay.platform.stores import embedded
 from forebay.platform.stores.daemon import Daemon, StoreError
 
 RESTARTS = 5  # of each store while this process runs; a store that dies more often is not kept
@@ -41,7 +41,7 @@ class HeldStores:
     @property
     def postgres_url(self) -> str:
         held = self._held.get("postgres")
-        return held.url if held else urls.expand(self._configured["postgres"])
+        return held.url if held else self._configured["postgres"]
 
     async def watch(self) -> None:
         """Until cancelled. Raises `LocalError` when a store cannot be kept."""

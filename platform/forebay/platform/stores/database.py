@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from forebay.platform.errors import unavailable
 from forebay.platform.stores.daemon import StoreError
-from forebay.platform.stores.urls import expand
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def create_engine(
 def parse_url(url: str) -> URL:
     """SQLAlchemy's URL for a Postgres URL as libpq writes it. Raises StoreError."""
     try:
-        parsed = make_url(expand(url))
+        parsed = make_url(url)
     except ArgumentError:
         raise StoreError("stores.postgres is not a URL; expected postgresql://user:password@host/database") from None
     if parsed.get_backend_name() not in {"postgresql", "postgres"}:

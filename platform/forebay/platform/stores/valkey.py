@@ -6,7 +6,6 @@ from valkey.asyncio import Valkey
 from valkey.exceptions import ValkeyError
 
 from forebay.platform.stores.daemon import StoreError
-from forebay.platform.stores.urls import expand
 
 DEADLINE = 0.05
 _SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
@@ -20,11 +19,10 @@ def create_client(url: str, *, deadline: float = DEADLINE, max_connections: int 
 
     Wrap a call in `asyncio.timeout(deadline)` where both together must stay below it.
     """
-    expanded = expand(url)
-    if not expanded.startswith(_SCHEMES):
+    if not url.startswith(_SCHEMES):
         raise StoreError("stores.valkey: expected valkey://host:port/0, valkeys://… or unix:///path")
     client: Valkey = Valkey.from_url(
-        expanded, socket_timeout=deadline, socket_connect_timeout=deadline, max_connections=max_connections
+        url, socket_timeout=deadline, socket_connect_timeout=deadline, max_connections=max_connections
     )
     return client
 
