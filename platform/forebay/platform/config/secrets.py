@@ -120,7 +120,7 @@ def _read(path: Path) -> str:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise SecretsError(path, "is not a file", "name a file of secrets")
-            if _too_open(info):
+            if too_open(info):
                 raise SecretsError(path, "can be read by others", f"run: chmod 600 {path}")
             raw = file.read(SIZE_LIMIT + 1)
     except OSError as error:
@@ -134,9 +134,9 @@ def _read(path: Path) -> str:
         raise SecretsError(path, "holds characters other than ASCII", "write ids in ASCII letters") from None
 
 
-def _too_open(info: os.stat_result) -> bool:
-    """Group access is fine where the file is someone else's and not writable: so Kubernetes mounts secrets (fsGroup),
-    and this process could not read it otherwise."""
+def too_open(info: os.stat_result) -> bool:
+    """Whether others could read or change a file of secrets. Group access is fine where the file is someone else's and
+    not writable: so Kubernetes mounts secrets (fsGroup), and this process could not read it otherwise."""
     shared = stat.S_IRWXO if info.st_uid != os.geteuid() else stat.S_IRWXO | stat.S_IRWXG
     return bool(info.st_mode & (shared | stat.S_IWGRP))
 

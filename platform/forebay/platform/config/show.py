@@ -1,5 +1,6 @@
-"""A configuration as people read it: YAML in the form of the file, with defaults, without passwords."""
+"""A configuration in effect as YAML in the form of the file, with defaults."""
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -10,18 +11,19 @@ from forebay.platform.config.model import Config
 from forebay.platform.config.redact import redact
 
 
-def as_yaml(config: Config) -> str:
-    """The effective configuration. What it prints is itself valid, but for the passwords."""
+def as_yaml(config: Config, *, passwords: bool = False) -> str:
+    """For people, without passwords; with `passwords` it reads back as the same configuration."""
     plain = msgspec.to_builtins(config, builtin_types=(Decimal,))
-    text: str = yaml.safe_dump(_printable(plain), sort_keys=False, allow_unicode=True, width=1000)
+    shown = _printable(plain, str if passwords else redact)
+    text: str = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000)
     return text
 
 
-def _printable(value: Any) -> Any:
+def _printable(value: Any, text: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _printable(item) for key, item in value.items()}
+        return {key: _printable(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(item) for item in value]
+        return [_printable(item, text) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")
-    return redact(value) if isinstance(value, str) else value
+    return text(value) if isinstance(value, str) else value

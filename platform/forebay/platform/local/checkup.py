@@ -4,7 +4,6 @@ import os
 import platform
 import resource
 import shutil
-import stat
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ import psutil
 from msgspec import Struct
 
 from forebay.platform.config.model import Config
+from forebay.platform.config.secrets import too_open
 from forebay.platform.local import engines, weights
 from forebay.platform.local.paths import Paths
 
@@ -84,16 +84,11 @@ def _modes(config: Config, where: Paths) -> list[Finding]:
     if secrets.is_dir() and os.access(secrets, os.R_OK | os.X_OK):
         files += [path for path in secrets.iterdir() if path.is_file()]
     found = [path for path in files if path.exists()]
-    open_ones = [path for path in found if _open_to_others(path.stat())]
+    open_ones = [path for path in found if too_open(path.stat())]
     findings = [
         Finding("secrets", "fail", f"{path} can be read by others", f"chmod 600 {path}") for path in open_ones
     ]
     return findings or [Finding("secrets", "ok", f"{len(found)} private files, none open to others")]
-
-
-def _open_to_others(info: os.stat_result) -> bool:
-    """Another owner's file that our group may read is how Kubernetes mounts secrets."""
-    return bool(info.st_mode & (stat.S_IRWXO if info.st_uid != os.geteuid() else stat.S_IRWXO | stat.S_IRWXG))
 
 
 def _processor() -> Finding:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from forebay.platform.config.model import Config, Endpoint, Model, Pool, PriceVersion
+from forebay.platform.config.show import as_yaml
 from forebay.platform.local.commands import LocalError
 from forebay.platform.local.paths import MODEL, Paths
 from forebay.platform.local.vllm import CONTEXT, Replica
@@ -45,10 +44,8 @@ def in_state_directory(config: Config, paths: Paths) -> Config:
 
 def write(config: Config, path: Path) -> None:
     """As YAML that the front door reads, to this account only, since store URLs may hold passwords."""
-    plain = msgspec.to_builtins(config, builtin_types=(Decimal,))
-    text = "# Written by `forebay up` at each start; edit your own forebay.yaml instead.\n"
-    text += yaml.safe_dump(_printable(plain), sort_keys=False, allow_unicode=True, width=1000)
-    write_private(path, text)
+    head = "# Written by `forebay up` at each start; edit your own forebay.yaml instead.\n"
+    write_private(path, head + as_yaml(config, passwords=True))
 
 
 def write_private(path: Path, text: str) -> None:
@@ -66,11 +63,3 @@ def first_model(config: Config) -> str:
         if "chat" in model.apis:
             return min((model.name, *model.aliases), key=len)
     raise LocalError("No model of the configuration answers chat completions, which the demo needs. Add one to models.")
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _printable(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_printable(item) for item in value]
-    return format(value, "f") if isinstance(value, Decimal) else value

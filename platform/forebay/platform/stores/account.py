@@ -34,13 +34,8 @@ class Account(Struct, frozen=True):
 
 
 def current() -> Account:
-    """The account of this process. An unnamed uid (arbitrary ones are usual in clusters) is named by its number."""
-    uid = os.geteuid()
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
-    return Account(name, uid, os.getegid())
+    """The account of this process."""
+    return Account(_name(os.geteuid()), os.geteuid(), os.getegid())
 
 
 def choose(data: Path) -> Account:
@@ -65,6 +60,7 @@ def choose(data: Path) -> Account:
 
 
 def _name(uid: int) -> str:
+    """An unnamed uid (arbitrary ones are usual in clusters) is named by its number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
