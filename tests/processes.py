@@ -14,13 +14,9 @@ import yaml
 from msgspec import Struct
 
 from forebay.platform.config.model import Config, Stores
-from forebay.platform.config.secrets import secrets_of
 from forebay.platform.local.process import WRAPPER
-from forebay.platform.stores.database import create_engine
-from forebay.platform.stores.schema import migrate
-from forebay.platform.tenancy.hasher import Hasher
+from forebay.platform.tenancy.opened import opened
 from forebay.platform.tenancy.principal import Scope
-from forebay.platform.tenancy.service import Tenancy
 
 START_TIMEOUT_S = 60.0
 _ROOT = Path(__file__).resolve().parent.parent
@@ -138,12 +134,7 @@ async def make_key(
 ) -> str:
     """A key of a new tenant and project."""
     config = Config(stores=Stores(state_dir=str(state)))
-    engine = create_engine(postgres)
-    try:
-        await migrate(engine)
-        tenancy = Tenancy(engine, Hasher(secrets_of(config, "key-hash")))
+    async with opened(config, postgres) as tenancy:
         tenant = await tenancy.create_tenant(f"tenant-{os.urandom(4).hex()}")
         project = await tenancy.create_project(tenant.id, "main")
         return (await tenancy.create_key(project.id, scopes=scopes)).secret
-    finally:
-        await engine.dispose()

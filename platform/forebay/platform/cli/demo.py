@@ -21,6 +21,7 @@ from forebay.platform.local.progress import Progress
 from forebay.platform.local.stack import Running, Stack, StoppedError, await_running
 from forebay.platform.local.tenants import Credentials
 from forebay.platform.stores import embedded
+from forebay.platform.tenancy.opened import opened
 
 T = TypeVar("T")
 TENANTS = ("demo-a", "demo-b")
@@ -79,7 +80,7 @@ async def _on_running(running: Running, model: str | None) -> None:
 
 async def _with_tenants(config: Config, postgres_url: str, base_url: str, model: str | None) -> None:
     where = paths(config.stores.state_dir)
-    async with tenants.tenancy(config, postgres_url) as service:
+    async with opened(config, postgres_url) as service:
         credentials = [await tenants.ensure(service, name, where.demo) for name in TENANTS]
     await _converse(base_url, credentials, model or settings.first_model(config))
 

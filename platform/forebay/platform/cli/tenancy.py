@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from forebay.platform.cli import show
-from forebay.platform.cli.tenancy_database import run
+from forebay.platform.cli.database import on_tenancy
 from forebay.platform.cli.times import Duration, Until
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.service import Tenancy
@@ -33,7 +33,7 @@ def tenant() -> None:
 @_common
 def tenant_create(name: str, path: Path | None, *, as_json: bool) -> None:
     """Create a tenant."""
-    _tenants([run(path, lambda tenancy: tenancy.create_tenant(name))], as_json, one=True)
+    _tenants([on_tenancy(path, lambda tenancy: tenancy.create_tenant(name))], as_json, one=True)
 
 
 @tenant.command("list")
@@ -43,7 +43,7 @@ def tenant_create(name: str, path: Path | None, *, as_json: bool) -> None:
 @_common
 def tenant_list(limit: int, after: str | None, path: Path | None, *, deleted: bool, as_json: bool) -> None:
     """List tenants, oldest first."""
-    _tenants(run(path, lambda tenancy: tenancy.tenants(Page(limit, after), deleted=deleted)), as_json)
+    _tenants(on_tenancy(path, lambda tenancy: tenancy.tenants(Page(limit, after), deleted=deleted)), as_json)
 
 
 @tenant.command("suspend")
@@ -55,7 +55,7 @@ def tenant_suspend(reference: str, path: Path | None, *, as_json: bool) -> None:
     async def suspend(tenancy: Tenancy) -> Tenant:
         return await tenancy.suspend_tenant((await tenancy.find_tenant(reference)).id)
 
-    _tenants([run(path, suspend)], as_json, one=True)
+    _tenants([on_tenancy(path, suspend)], as_json, one=True)
 
 
 @tenant.command("resume")
@@ -67,7 +67,7 @@ def tenant_resume(reference: str, path: Path | None, *, as_json: bool) -> None:
     async def resume(tenancy: Tenancy) -> Tenant:
         return await tenancy.resume_tenant((await tenancy.find_tenant(reference)).id)
 
-    _tenants([run(path, resume)], as_json, one=True)
+    _tenants([on_tenancy(path, resume)], as_json, one=True)
 
 
 @tenant.command("export", short_help="Write everything kept about a tenant as JSON.")
@@ -82,7 +82,7 @@ def tenant_export(reference: str, output: Any, path: Path | None) -> None:
             output.write(part)
         output.write(b"\n")
 
-    run(path, export)
+    on_tenancy(path, export)
 
 
 @tenant.command("delete", short_help="Revoke its keys, erase its names for good.")
@@ -97,7 +97,7 @@ def tenant_delete(reference: str, path: Path | None, *, yes: bool, as_json: bool
     async def delete(tenancy: Tenancy) -> Tenant:
         return await tenancy.delete_tenant((await tenancy.find_tenant(reference)).id)
 
-    _tenants([run(path, delete)], as_json, one=True)
+    _tenants([on_tenancy(path, delete)], as_json, one=True)
 
 
 @click.group()
@@ -116,7 +116,7 @@ def project_create(reference: str, name: str, models: tuple[str, ...], path: Pat
     async def create(tenancy: Tenancy) -> Project:
         return await tenancy.create_project((await tenancy.find_tenant(reference)).id, name, models or None)
 
-    _projects([run(path, create)], as_json, one=True)
+    _projects([on_tenancy(path, create)], as_json, one=True)
 
 
 @project.command("list")
@@ -130,7 +130,7 @@ def project_list(reference: str, limit: int, after: str | None, path: Path | Non
     async def find(tenancy: Tenancy) -> list[Project]:
         return await tenancy.projects((await tenancy.find_tenant(reference)).id, Page(limit, after))
 
-    _projects(run(path, find), as_json)
+    _projects(on_tenancy(path, find), as_json)
 
 
 @project.command("models", short_help="Show or set the models that it may use.")
@@ -149,7 +149,7 @@ def project_models(reference: str, models: tuple[str, ...], path: Path | None, *
             return found
         return await tenancy.set_models(found.id, None if every else models)
 
-    _projects([run(path, change)], as_json, one=True)
+    _projects([on_tenancy(path, change)], as_json, one=True)
 
 
 @click.group()
@@ -185,7 +185,7 @@ def key_create(
         found = await tenancy.find_project(reference)
         return await tenancy.create_key(found.id, name=name, scopes=wanted, expires_at=expires)
 
-    _issued(run(path, create), as_json)
+    _issued(on_tenancy(path, create), as_json)
 
 
 @key.command("list", short_help="List keys of a project, a tenant, or admins.")
@@ -209,7 +209,7 @@ def key_list(
             return await tenancy.keys((await tenancy.find_project(reference)).id, page)
         return await tenancy.tenant_keys((await tenancy.find_tenant(reference)).id, page)
 
-    _keys(run(path, find), as_json)
+    _keys(on_tenancy(path, find), as_json)
 
 
 @key.command("revoke", short_help="Refuse a key from now on.")
@@ -221,7 +221,7 @@ def key_revoke(reference: str, path: Path | None, *, as_json: bool) -> None:
     async def revoke(tenancy: Tenancy) -> Key:
         return await tenancy.revoke_key((await tenancy.find_key(reference)).id)
 
-    _keys([run(path, revoke)], as_json, one=True)
+    _keys([on_tenancy(path, revoke)], as_json, one=True)
 
 
 @key.command("rotate", short_help="Replace a key by a new one.")
@@ -235,7 +235,7 @@ def key_rotate(reference: str, grace: float, expires: float | None, path: Path |
     async def rotate(tenancy: Tenancy) -> IssuedKey:
         return await tenancy.rotate_key((await tenancy.find_key(reference)).id, grace=grace, expires_at=expires)
 
-    _issued(run(path, rotate), as_json)
+    _issued(on_tenancy(path, rotate), as_json)
 
 
 def _tenants(found: list[Tenant], as_json: bool, *, one: bool = False) -> None:

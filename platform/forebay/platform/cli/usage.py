@@ -1,9 +1,7 @@
 """`forebay usage`: tokens by class, requests and costs, from the ledger."""
 
-import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,46 +9,16 @@ from typing import Any
 import click
 import msgspec
 from rich.table import Table
-from sqlalchemy.exc import SQLAlchemyError
 
 from forebay.metering import Ledger, Line, UsageQuery
 from forebay.metering.report import DIMENSIONS, total
 from forebay.platform.cli import show, tenant_names
-from forebay.platform.cli.times import parse_duration
-from forebay.platform.config.load import ConfigError, load_config
-from forebay.platform.stores import embedded
-from forebay.platform.stores.daemon import StoreError
+from forebay.platform.cli.database import on_database
+from forebay.platform.cli.times import Moment
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
 
-_LATEST = 253_402_300_799.0  # the year 9999
 _BUCKETS = {"minute": 60, "hour": 3600, "day": 86400}
-
-
-class Moment(click.ParamType[float]):
-    """A time: so long ago (`90s`, `24h`, `7d`), a date or time in ISO 8601 (UTC unless it says), or Unix seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        moment = value if isinstance(value, float) else self._read(value)
-        if moment is None:
-            self.fail(f"{value!r} is neither a time like 2026-11-30T12:00 nor an age like 24h", param, ctx)
-        if not 0 <= moment <= _LATEST:
-            self.fail(f"{value!r} is out of range", param, ctx)
-        return moment
-
-    def _read(self, value: str) -> float | None:
-        if value.isascii() and value.isdigit() and len(value) > 8:
-            return float(value)
-        ago = parse_duration(value)
-        if ago is not None:
-            return time.time() - ago
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @click.command()
@@ -82,12 +50,7 @@ def usage(
         start=since, end=end, bucket=bucket, group_by=dimensions, tenants=tenants, projects=projects, keys=keys,
         models=models,
     )  # fmt: skip
-    try:
-        lines, called = _ask(path, query)
-    except (ConfigError, StoreError) as error:
-        raise click.ClickException(str(error)) from None
-    except (SQLAlchemyError, OSError) as error:
-        raise click.ClickException(f"the ledger cannot be read: {type(error).__name__}") from None
+    lines, called = on_database(path, lambda _, url: _report(url, query))
     if as_json:
         answer = {"lines": [_plain(item, bucket) for item in lines], "total": _plain(total(lines))}
         click.echo(msgspec.json.encode(answer))
@@ -97,17 +60,8 @@ def usage(
         show.wide().print(_table([_named(item, called) for item in lines], dimensions, bucket))
 
 
-def _ask(path: Path | None, query: UsageQuery) -> tuple[list[Line], dict[str, str]]:
-    """The report, and the names of tenants by id."""
-    config = load_config(path)
-    with ExitStack() as stack:
-        url = config.stores.postgres
-        if url == "embedded":
-            url = stack.enter_context(embedded.start_postgres(Path(config.stores.state_dir))).url
-        return asyncio.run(_report(url, query))
-
-
 async def _report(url: str, query: UsageQuery) -> tuple[list[Line], dict[str, str]]:
+    """The lines, and the names of tenants by id."""
     engine = create_engine(url, pool_size=1, statement_timeout=60.0, name="forebay-usage")
     try:
         await migrate(engine, upgrade=False)

@@ -19,6 +19,7 @@ from forebay.platform.local.progress import Progress
 from forebay.platform.local.stores import HeldStores
 from forebay.platform.local.supervisor import Supervisor
 from forebay.platform.local.tenants import Credentials
+from forebay.platform.tenancy.opened import opened
 
 DEMO = "demo"  # the tenant made on the first start
 
@@ -150,7 +151,7 @@ class Stack:
         starting = [asyncio.create_task(self.supervisor.start(part)) for part in local]
         try:
             await self._stores.start()
-            async with tenants.tenancy(self.config, self._stores.postgres_url) as service:
+            async with opened(self.config, self._stores.postgres_url) as service:
                 self.credentials = await tenants.ensure(service, DEMO, self.paths.demo)
             settings.write(self.config, self.paths.config)
             await asyncio.gather(*starting)

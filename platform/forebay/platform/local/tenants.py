@@ -4,20 +4,13 @@ Keys are shown once by the platform, so the local ones are remembered in a file 
 """
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from forebay.platform.config.model import Config
-from forebay.platform.config.secrets import secrets_of
 from forebay.platform.errors import ApiError
 from forebay.platform.local.settings import write_private
-from forebay.platform.stores import database
-from forebay.platform.stores.schema import migrate
-from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.principal import Scope
 from forebay.platform.tenancy.records import Tenant
 from forebay.platform.tenancy.service import Tenancy
@@ -37,17 +30,6 @@ class Credentials(Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Credentials {self.tenant} {self.key_id}>"
-
-
-@asynccontextmanager
-async def tenancy(config: Config, postgres_url: str) -> AsyncIterator[Tenancy]:
-    """The tenancy service on a database whose schema is brought up to date first."""
-    engine = database.create_engine(postgres_url)
-    try:
-        await migrate(engine)
-        yield Tenancy(engine, Hasher(secrets_of(config, "key-hash")))
-    finally:
-        await engine.dispose()
 
 
 async def ensure(service: Tenancy, name: str, memory: Path) -> Credentials:
