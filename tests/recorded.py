@@ -29,12 +29,14 @@ class Recording(Struct, frozen=True):
         return next((str(event["model"]) for event in self.events if event.get("model")), "unnamed")
 
 
-def recordings() -> list[Any]:
+def recordings(*, one_per_model: bool = False) -> list[Any]:
     """A parameter for each stream of chunks (chat or completions); one that is skipped, plainly, where there are none.
     Streams of the Responses API are no matter of these routes."""
     found = [*_chunk_files(), *_recorded()] if FOLDER.is_dir() else []
     if not found:
         return [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT), id="absent")]
+    if one_per_model:
+        found = [*{one.model: one for one in found}.values()]
     return [pytest.param(one, id=one.name) for one in found]
 
 

@@ -246,3 +246,18 @@ def test_an_error_beside_choices_and_usage_is_an_error() -> None:
     with pytest.raises(StreamError, match="down"):
         StreamTransform(view()).feed(_event({"error": {"code": 502, "message": "down"}, **event}))
     assert StreamTransform(view()).feed(_event({"error": None, **event}))
+
+
+def test_usage_that_came_with_the_last_choice_gets_an_event_of_its_own() -> None:
+    """As DeepSeek, Z.ai and OpenRouter send it; OpenAI's clients look for it after the choices."""
+    for asked, continuous, expected in ((True, False, 1), (False, False, 0), (True, True, 0)):
+        stream = StreamTransform(view(model="a", include_usage=asked, continuous_usage=continuous))
+        stream.feed(chunk("hi", 1) + chunk("", 2, finish="stop") + DONE)
+        closing = events(stream.closing())
+        assert len(closing) == expected
+        for event in closing:
+            assert (event["id"], event["model"], event["choices"]) == ("chatcmpl-x", "a", [])
+            assert event["usage"]["completion_tokens"] == 2
+    whole = StreamTransform(view(include_usage=True))
+    whole.feed(STREAM)
+    assert whole.closing() == b""

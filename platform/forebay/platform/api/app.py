@@ -53,6 +53,7 @@ def create_app(service: Service) -> Litestar:
             HTTPException: _http_error,
             Exception: _fault,
         },
+        after_request=_with_request_id,
         request_max_body_size=_ADMIN_BODY_LIMIT,
         openapi_config=None,
         logging_config=None,
@@ -68,8 +69,14 @@ def _principal_of(auth: Authenticator) -> Any:
     return principal
 
 
-def _respond(error: ApiError) -> Response[bytes]:
-    headers = {"x-request-id": new_request_id(), **error.headers}
+def _with_request_id(response: Response[Any]) -> Response[Any]:
+    """Every answer has one; errors and inference set theirs themselves."""
+    response.headers.setdefault("x-request-id", new_request_id())
+    return response
+
+
+def _respond(error: ApiError, request_id: str | None = None) -> Response[bytes]:
+    headers = {"x-request-id": request_id or new_request_id(), **error.headers}
     return Response(error.body(), status_code=error.status, media_type="application/json", headers=headers)
 
 
@@ -95,5 +102,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
 
 
 def _fault(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-    return _respond(ApiError(500, "internal_error", "The server had an error while processing your request."))
+    request_id = new_request_id()
+    log.error("request %s (%s %s) failed", request_id, request.method, request.scope["path"], exc_info=error)
+    text = "The server had an error while processing your request."
+    return _respond(ApiError(500, "internal_error", text), request_id)

@@ -55,7 +55,7 @@ class HealthController(Controller):
     @get("/ready", sync_to_thread=False)
     def ready(self, service: NamedDependency[Service]) -> Response[dict[str, Any]]:
         ready, body = report(service)
-        return Response(body, status_code=200 if ready else 503)
+        return Response(body, status_code=200 if ready else 503, headers=None if ready else {"retry-after": "1"})
 
     @get("/metrics", sync_to_thread=False)
     def metrics(self) -> Response[bytes]:

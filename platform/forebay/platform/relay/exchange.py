@@ -169,6 +169,8 @@ class Exchange:
         if not self._patience.begun:
             await self._first_byte()
             await client.write(self._held)
+        if closing := stream.closing():
+            await client.write(closing)
         await self._swallow_end(connection)
         await self._complete(stream.usage(), stream.finish_reason)
         await client.end_stream()

@@ -74,6 +74,7 @@ class StreamTransform:
         self._last_usage: bytes | None = None
         self._choice_usage: dict[int, bytes] = {}
         self._final_usage = False
+        self._newest = b""  # the engine's latest event
         self.finish_reason: str | None = None
         self.done = False
         self.events = 0
@@ -108,6 +109,20 @@ class StreamTransform:
         except msgspec.DecodeError:
             return Usage()
 
+    def closing(self) -> bytes:
+        """The event of usage for a client that asked for one, where the engine told it with its last choice (as
+        DeepSeek, Z.ai and OpenRouter do) rather than in an event of its own."""
+        view, usage = self._view, self._last_usage
+        told = self._final_usage or view.continuous_usage
+        if not view.include_usage or told or self._multiple or usage is None or usage[:1] != b"{":
+            return b""
+        newest = _decode(_whole, self._newest)
+        event: dict[str, Any] = {name: newest[name] for name in ("id", "object", "created") if name in newest}
+        event |= {"model": view.model, "choices": [], "usage": msgspec.Raw(usage)}
+        if view.tier is not None:
+            event["service_tier"] = view.tier
+        return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
     @property
     def complete(self) -> bool:
         """Whether the answer has all that it should, with or without `[DONE]`."""
@@ -126,6 +141,7 @@ class StreamTransform:
         if not frame.startswith(b"data: {"):
             return self._odd_frame(frame)
         self.events += 1
+        self._newest = frame
         event = _decode(_event, frame)  # what is spliced is not parsed again
         choices, usage = event.choices or [], bytes(event.usage)
         if event.error and bytes(event.error) != b"null":
