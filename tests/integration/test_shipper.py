@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Ledger, Quantities, Shipper, Spool
 from forebay.platform.stores.database import create_engine, parse_url
+from forebay.platform.tasks import end
 from tests.eventually import eventually
 from tests.metered import attempt, record
 from tests.stores import Databases
@@ -27,11 +28,11 @@ async def spooling(directory: Path) -> AsyncIterator[Spool]:
 @asynccontextmanager
 async def shipping(spool: Spool, engine: AsyncEngine) -> AsyncIterator[Shipper]:
     shipper = Shipper(spool, Ledger(engine))
-    shipper.start()
+    task = asyncio.create_task(shipper.run())
     try:
         yield shipper
     finally:
-        await shipper.stop()
+        await end(task)
 
 
 async def spend(spool: Spool, numbers: range) -> None:

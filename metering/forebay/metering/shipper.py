@@ -32,7 +32,6 @@ class Shipper:
         self._ledger = ledger
         self._interval = interval
         self._timeout = timeout
-        self._task: asyncio.Task[None] | None = None
         self._empty_at = time.monotonic()
         self._turn = asyncio.Lock()
         self.last_error: str | None = None
@@ -40,18 +39,9 @@ class Shipper:
     def __repr__(self) -> str:
         return f"<Shipper [backlog: {self._spool.unshipped}, last error: {self.last_error}]>"
 
-    def start(self) -> None:
-        metrics.oldest_seconds.set_function(self.backlog_age)
-        self._task = asyncio.get_running_loop().create_task(self.run(), name="usage-shipper")
-
-    async def stop(self) -> None:
-        """Stop looping. What is not shipped stays in the spool."""
-        while self._task is not None and not self._task.done():  # a driver can swallow a cancellation
-            self._task.cancel()
-            await asyncio.wait((self._task,), timeout=1.0)
-
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. What is not shipped by then stays in the spool."""
+        metrics.oldest_seconds.set_function(self.backlog_age)
         delay = self._interval
         while True:
             delay = self._interval if await self._ship_all() else min(max(delay * 2, _FIRST_RETRY), _LAST_RETRY)

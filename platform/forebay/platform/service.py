@@ -23,6 +23,7 @@ from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.health import StoreHealth
 from forebay.platform.stores.schema import migrate
+from forebay.platform.tasks import end
 from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
@@ -97,15 +98,14 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         spool = await _started(Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes))
         stack.push_async_callback(spool.stop)
         shipper = Shipper(spool, ledger)
-        shipper.start()
-        stack.push_async_callback(shipper.stop)
+        stack.push_async_callback(end, asyncio.create_task(shipper.run()))
         stack.push_async_callback(shipper.drain, SHIP_AT_END_S)
 
         hasher = Hasher(secrets_of(config, "key-hash"))
         lookups = database.create_engine(postgres_url, name="forebay-auth")  # strangers' keys wait apart from the rest
         stack.push_async_callback(lookups.dispose)
         auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
-        stack.push_async_callback(_stop, asyncio.create_task(auth.run()))
+        stack.push_async_callback(end, asyncio.create_task(auth.run()))
 
         pools = build_pools(config)
         watcher = Watcher(pools)
@@ -114,7 +114,7 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
-        stack.push_async_callback(_stop, asyncio.create_task(stores.run()))
+        stack.push_async_callback(end, asyncio.create_task(stores.run()))
 
         catalogue = build_catalogue(config, pools)
         inferences = Inferences(
@@ -125,7 +125,7 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
             relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
-        stack.push_async_callback(_stop, asyncio.create_task(inferences.sweep()))
+        stack.push_async_callback(end, asyncio.create_task(inferences.sweep()))
         yield Service(
             config,
             engine=engine,
@@ -188,10 +188,3 @@ async def _started(spool: Spool) -> Spool:
     except sqlite3.Error as error:
         raise StoreError(f"{spool.directory} cannot hold the usage spool: {error}") from error
     return spool
-
-
-async def _stop(task: "asyncio.Task[None]") -> None:
-    """Until it is done: drivers can swallow a cancellation while they close a connection."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=1.0)

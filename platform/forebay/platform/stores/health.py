@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 from prometheus_client import Gauge
 
+from forebay.platform.tasks import ending
+
 logger = logging.getLogger(__name__)
 
 Ping = Callable[[], Awaitable[None]]
@@ -52,8 +54,7 @@ class StoreHealth:
         return self._states
 
     async def _watch(self, name: str) -> None:
-        task = asyncio.current_task()
-        while task is None or not task.cancelling():  # drivers can swallow a cancellation while they close a connection
+        while not ending():
             await self._ask(name)
             await asyncio.sleep(self._interval)
 

@@ -17,6 +17,7 @@ from sqlalchemy import NullPool, Row, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from forebay.platform.stores.database import CONNECT_TIMEOUT
+from forebay.platform.tasks import ending
 from forebay.platform.tenancy.cache import Change
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class ChangeFeed:
                 tasks.create_task(self._keep_listening())
 
     async def _poll(self) -> None:
-        while not _cancelled():
+        while not ending():
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._timeout):
@@ -143,7 +144,7 @@ class ChangeFeed:
 
     async def _keep_listening(self) -> None:
         delay = 0.5
-        while not _cancelled():
+        while not ending():
             try:
                 await self._listen_once()
                 delay = 0.5
@@ -178,9 +179,3 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
-
-
-def _cancelled() -> bool:
-    """Drivers can swallow a cancellation while they close a connection; a loop that then went on would never end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
