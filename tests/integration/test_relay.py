@@ -40,6 +40,12 @@ def counters(*engines: EngineDouble) -> tuple[int, int, int]:
     )
 
 
+async def failovers(door: Door) -> float:
+    """Requests that have moved, as an operator sees it."""
+    lines = (await door.http.get("/metrics")).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("forebay_failovers_total "))
+
+
 def ledger(records: list[dict[str, Any]]) -> tuple[int, int, int]:
     """The same of the ledger's engine-side quantities."""
     return (
@@ -240,8 +246,10 @@ async def test_a_failure_before_the_first_byte_goes_to_the_other_replica(open_do
 async def test_a_replica_that_is_gone_costs_nothing(open_door: OpenDoor) -> None:
     async with EngineDouble() as gone, EngineDouble() as well, open_door(gone, well) as door:
         await gone.refuse()
+        moved = await failovers(door)
         answers = await asyncio.gather(*(door.chat(f"conversation {n}", max_tokens=2) for n in range(20)))
         assert {a.status_code for a in answers} == {200}
+        assert await failovers(door) > moved
         assert (await door.http.get("/health")).json()["status"] == "degraded"
         await gone.listen()
         for _ in range(50):
@@ -256,6 +264,7 @@ async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenD
     async with EngineDouble() as engine, open_door(engine) as door:
         await engine.refuse()
         door.service.pools[0].endpoints["engine-0"].client.close()  # the connections that it has kept
+        moved = await failovers(door)
         response = await door.chat(max_tokens=2)
         again = await door.chat(max_tokens=2)
         assert response.status_code == again.status_code == 503
@@ -263,6 +272,7 @@ async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenD
         assert int(again.headers["retry-after"]) >= 1
         assert (await door.http.get("/ready")).status_code == 503
         assert (await door.http.get("/health")).status_code == 200
+        assert await failovers(door) == moved  # there was nowhere to go
 
 
 @pytest.mark.parametrize("fault", [

@@ -30,6 +30,8 @@ class Relay:
             if placed is None:
                 break
             endpoint, booking = placed
+            if tried:
+                FAILOVERS.inc()
             tried.add(endpoint.name)
             if Scope.DEBUG in call.principal.scopes:
                 client.debug_headers = [(b"x-forebay-endpoint", endpoint.name.encode())]
@@ -48,7 +50,6 @@ class Relay:
             except TryElsewhere as retry:
                 failure = retry.error
                 ATTEMPTS_FAILED.labels(endpoint=endpoint.name, code=failure.code).inc()
-                FAILOVERS.inc()
                 if retry.suspicion:
                     suspects.append((endpoint, retry.suspicion))
             else:
