@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,19 +13,13 @@ import yaml
 from msgspec import Struct
 
 from forebay.platform.config.model import Config, Stores
+from forebay.platform.local.probe import any_port
 from forebay.platform.local.process import WRAPPER
 from forebay.platform.tenancy.opened import opened
 from forebay.platform.tenancy.principal import Scope
 
 START_TIMEOUT_S = 60.0
 _ROOT = Path(__file__).resolve().parent.parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Door(Struct):
@@ -88,7 +81,7 @@ async def front_door(
     **changes: Any,
 ) -> AsyncIterator[Door]:
     """`forebay serve` over `engines`. `changes` are further sections of its configuration, as in the file."""
-    port = port or free_port()
+    port = port or any_port()
     config = {
         "apiVersion": "forebay.dev/v1",
         "server": {"port": port, "drainTimeout": 5.0, **changes.pop("server", {})},

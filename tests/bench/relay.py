@@ -16,9 +16,10 @@ from pathlib import Path
 
 import psutil
 
+from forebay.platform.local.probe import any_port
 from forebay.platform.stores import embedded
 from tests.bench import load
-from tests.processes import free_port, front_door, python_process
+from tests.processes import front_door, python_process
 
 STREAMS = 64
 EVENT_S = 0.01
@@ -74,7 +75,7 @@ async def _subjects() -> AsyncIterator[dict[str, tuple[int, int, str | None, boo
     with tempfile.TemporaryDirectory(prefix="fb-") as directory:
         state = Path(directory)
         state.chmod(0o711)
-        engine, floor = free_port(), free_port()
+        engine, floor = any_port(), any_port()
         double = (
             "tests.doubles.engine",
             "--port",

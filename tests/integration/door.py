@@ -1,5 +1,6 @@
 """A front door inside the test's own event loop: real stores, real HTTP, engine doubles."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,11 @@ from openai import AsyncOpenAI
 from sqlalchemy import text
 
 from forebay.platform.config.model import Config
+from forebay.platform.local.probe import any_port
 from forebay.platform.server import listening
 from forebay.platform.service import Service, running
 from forebay.platform.tenancy.principal import Scope
 from tests.eventually import eventually
-from tests.processes import free_port
 
 MODEL = "smollm2-135m-instruct"
 SCOPES = (Scope.INFERENCE, Scope.USAGE_READ, Scope.DEBUG)
@@ -38,7 +39,7 @@ class Door:
     async def new_key(self, scopes: tuple[Scope, ...] = SCOPES, **project: Any) -> str:
         """A key of a tenant of its own."""
         tenancy = self.service.tenancy
-        tenant = await tenancy.create_tenant(f"tenant-{free_port()}-{id(project)}")
+        tenant = await tenancy.create_tenant(f"tenant-{os.urandom(4).hex()}")
         created = await tenancy.create_project(tenant.id, "main", **project)
         return (await tenancy.create_key(created.id, scopes=scopes)).secret
 
@@ -77,7 +78,7 @@ def config(state: Path, engines: Sequence[Engine], **changes: Any) -> Config:
     """A configuration over `engines`, as the file would say it. `endpoint` holds members of every endpoint."""
     endpoint = changes.pop("endpoint", {})
     data = {
-        "server": {"port": free_port(), "drainTimeout": 5.0, **changes.pop("server", {})},
+        "server": {"port": any_port(), "drainTimeout": 5.0, **changes.pop("server", {})},
         "stores": {"stateDir": str(state), "checkpointEvery": 0.2},
         "pools": [{"name": "main", "endpoints": [{"url": e.url, "name": f"engine-{i}", "servedModel": MODEL, **endpoint}
                                                  for i, e in enumerate(engines)]}],

@@ -1,6 +1,7 @@
 """`forebay serve` where something it needs is away, wrong or taken: it waits in words, or ends with one clear line."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,10 +13,10 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
+from forebay.platform.local.probe import any_port
 from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.database import create_engine
-from tests.processes import free_port
 
 NOBODY = "postgresql://forebay:s3cret@127.0.0.1:1/forebay"
 
@@ -24,12 +25,12 @@ def configuration(state: Path, postgres: str, **price: str) -> Path:
     price = {"version": "v1", "effectiveFrom": "2026-01-01T00:00:00Z", "input": "0.5", "output": "1.5", **price}
     config = {
         "apiVersion": "forebay.dev/v1",
-        "server": {"port": free_port()},
+        "server": {"port": any_port()},
         "stores": {"postgres": postgres, "valkey": "valkey://127.0.0.1:1/0", "stateDir": str(state)},
         "pools": [{"name": "main", "endpoints": [{"url": "http://127.0.0.1:1"}]}],
         "models": [{"name": "m", "pool": "main", "prices": [price]}],
     }
-    path = state / f"forebay-{free_port()}.yaml"
+    path = state / f"forebay-{os.urandom(4).hex()}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
 

@@ -68,7 +68,6 @@ class Adapter:
     health_path: ClassVar[bytes] = b""  # without one, /v1/models alone decides
     continuous_usage: ClassVar[bool] = False
     prompt_counted_per_choice: ClassVar[bool] = False
-    sampling_extras: ClassVar[bool] = False  # takes top_k, min_p and the like
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         """Body fields that the server sets."""
@@ -88,7 +87,6 @@ class VllmAdapter(Adapter):
     health_path = b"/health"
     continuous_usage = True
     prompt_counted_per_choice = True
-    sampling_extras = True
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {"cache_salt": server.cache_salt}

@@ -1,6 +1,5 @@
 """`forebay serve`: the front door, in this process."""
 
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import uvloop
 from forebay.metering import PriceConflictError, SpoolInUseError
 from forebay.platform.config.load import ConfigError, load_config
 from forebay.platform.config.model import Config
+from forebay.platform.local.probe import any_port
 from forebay.platform.server import serve as run_server
 from forebay.platform.stores import embedded
 from forebay.platform.stores.daemon import StoreError
@@ -32,7 +32,8 @@ def serve(path: Path | None) -> None:
                 "no models are configured: write a forebay.yaml (docs/configuration.md), or run `forebay up`"
             )
         if config.server.port == 0:
-            config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=_free_port()))
+            port = any_port(config.server.host)
+            config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
         with ExitStack() as stack:
             postgres, valkey = _stores(config, stack)
             uvloop.run(run_server(config, postgres_url=postgres, valkey_url=valkey, on_ready=lambda: _say(config)))
@@ -48,12 +49,6 @@ def _stores(config: Config, stack: ExitStack) -> tuple[str, str]:
     if valkey == "embedded":
         valkey = stack.enter_context(embedded.start_valkey(state)).url
     return postgres, valkey
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _say(config: Config) -> None:

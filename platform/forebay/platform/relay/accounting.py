@@ -5,8 +5,18 @@ import time
 
 from msgspec import Struct
 
-from forebay.metering import Attempt, Checkpoint, Quantities, Spool, Status, TerminatedBy, UsageRecord
-from forebay.metering.usage import billable, is_measured, quantities
+from forebay.metering import (
+    Attempt,
+    Checkpoint,
+    Quantities,
+    Spool,
+    Status,
+    TerminatedBy,
+    UsageRecord,
+    billable,
+    is_measured,
+    quantities,
+)
 from forebay.platform.errors import unavailable
 from forebay.platform.relay.metrics import TOKENS
 from forebay.router import Usage

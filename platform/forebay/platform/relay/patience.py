@@ -7,7 +7,8 @@ from forebay.platform.config.model import Timeouts
 
 
 class Patience:
-    """`begun` turns true with the engine's first byte that the tenant may see; `written_at` is when he last got one."""
+    """`begun` turns true with the engine's first byte that the tenant may see; `written_at` is when the tenant last got
+    one."""
 
     def __init__(self, timeouts: Timeouts, *, stream: bool, now: float) -> None:
         self._timeouts = timeouts
