@@ -10,6 +10,7 @@ from litestar import Litestar, Request, Response
 from litestar.di import Provide
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from forebay.metering import Ledger
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.errors import ApiError
 from forebay.platform.stores.database import create_engine
@@ -18,19 +19,15 @@ from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import generate
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
+from tests.metered import attempt, record
 
 HASHER = Hasher([("one", b"1" * 32)])
 PASTED = f"my key is {generate('project')[0]}"
 
 
-async def usage(tenant_id: str) -> AsyncIterator[Any]:
-    yield {"tenant": tenant_id, "tokens": 7}
-    yield {"tenant": tenant_id, "tokens": 8}
-
-
 @pytest.fixture
 def tenancy(engine: AsyncEngine) -> Tenancy:
-    return Tenancy(engine, HASHER, usage)
+    return Tenancy(engine, HASHER)
 
 
 @pytest.fixture
@@ -64,7 +61,7 @@ async def call(client: httpx.AsyncClient, method: str, path: str, body: Any = No
     return answer.status_code, answer.json()
 
 
-async def test_life_of_a_tenant(client: httpx.AsyncClient, tenancy: Tenancy) -> None:
+async def test_life_of_a_tenant(client: httpx.AsyncClient, tenancy: Tenancy, engine: AsyncEngine) -> None:
     status, tenant = await call(client, "POST", "/tenants", {"name": "acme"})
     assert (status, tenant["name"], tenant["status"]) == (201, "acme", "active")
     at = f"/tenants/{tenant['id']}"
@@ -94,6 +91,7 @@ async def test_life_of_a_tenant(client: httpx.AsyncClient, tenancy: Tenancy) -> 
     assert (await call(client, "POST", f"{at}/resume"))[1]["status"] == "active"
     assert (await call(client, "PATCH", f"{at}/projects/{project['id']}", {"models": None}))[1]["models"] is None
 
+    await Ledger(engine).insert([record(attempt(n, tenant_id=tenant["id"])) for n in (1, 2)] + [record(3)])
     _, export = await call(client, "GET", f"{at}/export")
     assert [len(export[part]) for part in ("projects", "keys", "usage")] == [1, 2, 2]
     assert issued["secret"] not in str(export)

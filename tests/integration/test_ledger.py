@@ -8,8 +8,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, Price, PriceConflictError, Quantities, Status, UsageQuery
-from forebay.metering.report import total
+from forebay.metering import Ledger, Price, PriceConflictError, Quantities, Status, UsageQuery, total
 from forebay.metering.tables import metadata
 from tests.metered import T0, attempt, record
 
@@ -127,3 +126,14 @@ async def test_records_are_durable_even_where_the_server_does_not_wait_for_its_d
     async with engine.connect() as db:
         assert (await db.execute(text("SELECT setting FROM seen"))).scalar_one() == "on"
         assert (await db.execute(text("SHOW synchronous_commit"))).scalar_one() == "off"
+
+
+async def test_a_tenants_records_come_whole_and_in_order_however_many(engine: AsyncEngine) -> None:
+    ledger = Ledger(engine)
+    mine = [record(number, ended_at=T0 + number % 7) for number in range(1, 1202)]
+    await ledger.insert([*reversed(mine), record(attempt(5000, tenant_id="ten_b"))])
+    found = [row async for row in ledger.records_of("ten_a")]
+    expected = sorted((one.ended_at, one.attempt.request_id) for one in mine)
+    assert [(row["ended_at"].timestamp(), row["request_id"]) for row in found] == expected
+    assert found[0]["billable_output"] == 5
+    assert not {"pool", "endpoint"} & found[0].keys()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.metering import Price, Quantities, choose
-from forebay.metering.prices import cost, line, total
+from forebay.metering.prices import cost, rounded, total
 
 
 def price(version: str = "v1", at: float = 0.0, rate: str = "0.15") -> Price:
@@ -19,8 +19,8 @@ def test_each_class_is_charged_once_at_its_own_price_and_reasoning_is_output() -
 def test_a_tiny_request_costs_something_and_rounds_only_on_the_line() -> None:
     one = cost(Quantities(1), price())
     assert one == Decimal("0.00000015")
-    assert line(one) == Decimal("0.000000")
-    assert line(total([one] * 10)) == Decimal("0.000002")  # 0.0000015, half up
+    assert rounded(one) == Decimal("0.000000")
+    assert rounded(total([one] * 10)) == Decimal("0.000002")  # 0.0000015, half up
 
 
 @given(st.integers(0, 10**12), st.decimals(0, 1000, places=10), st.integers(1, 28))

@@ -1,15 +1,16 @@
 """What was used, by whom, and what it costs: usage records, their spool, the ledger, and prices."""
 
 from forebay.metering.ledger import Ledger, PriceConflictError
-from forebay.metering.prices import Price, choose
+from forebay.metering.prices import Price, choose, rounded
 from forebay.metering.records import Attempt, Checkpoint, Quantities, Status, TerminatedBy, UsageRecord
-from forebay.metering.report import Line, UsageQuery
+from forebay.metering.report import DIMENSIONS, Line, UsageQuery, total
 from forebay.metering.shipper import Shipper
 from forebay.metering.spool import Spool
 from forebay.metering.spooldir import SpoolInUseError
 from forebay.metering.usage import billable, is_measured, quantities
 
 __all__ = [
+    "DIMENSIONS",
     "Attempt",
     "Checkpoint",
     "Ledger",
@@ -28,4 +29,6 @@ __all__ = [
     "choose",
     "is_measured",
     "quantities",
+    "rounded",
+    "total",
 ]

@@ -1,13 +1,13 @@
 """The ledger in Postgres: usage records, each exactly once, and the immutable versions of prices."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.resources import files
 from typing import Any
 
 import msgspec
-from sqlalchemy import select, text
+from sqlalchemy import select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -24,6 +24,8 @@ _DURABLE = text("""
 """)
 _CHUNK = 500
 _PRICE_FIELDS = ("effective_from", "currency", "input", "output", "cache_read", "cache_write")
+_SHOWN = [column for column in usage_records.c if column.name not in {"pool", "endpoint"}]
+_ORDER = (usage_records.c.ended_at, usage_records.c.request_id, usage_records.c.attempt)
 
 
 class PriceConflictError(ValueError):
@@ -67,6 +69,21 @@ class Ledger:
         async with self._engine.connect() as connection:
             rows = (await connection.execute(report.statement(usage_records, query))).all()
             return report.fold(query, rows, await _prices(connection))
+
+    async def records_of(self, tenant_id: str) -> AsyncIterator[dict[str, Any]]:
+        """A tenant's usage records as rows, oldest first, without what is the operator's (where they ran). Read in
+        batches: no connection is held while whoever wants them is slow."""
+        statement = select(*_SHOWN).where(usage_records.c.tenant_id == tenant_id).order_by(*_ORDER).limit(_CHUNK)
+        after: tuple[Any, ...] | None = None
+        while True:
+            batch = statement if after is None else statement.where(tuple_(*_ORDER) > tuple_(*after))
+            async with self._engine.connect() as connection:
+                rows = (await connection.execute(batch)).all()
+            for row in rows:
+                yield dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+            if len(rows) < _CHUNK:
+                return
+            after = (rows[-1].ended_at, rows[-1].request_id, rows[-1].attempt)
 
 
 async def _prices(connection: AsyncConnection) -> dict[tuple[str, str], Price]:

@@ -56,7 +56,7 @@ def cost(used: Quantities, price: Price) -> Decimal:
     return _EXACT.scaleb(total, -6)
 
 
-def line(amount: Decimal) -> Decimal:
+def rounded(amount: Decimal) -> Decimal:
     """The amount of a statement line: six places, half up. The only place where money is rounded."""
     return amount.quantize(LINE_PLACES, context=_ROUNDING)
 

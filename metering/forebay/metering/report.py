@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 from sqlalchemy import ColumnElement, Select, Table, and_, distinct, func, literal, select, tuple_
 
-from forebay.metering.prices import Price, cost, line
+from forebay.metering.prices import Price, cost, rounded
 from forebay.metering.prices import total as exact_total
 from forebay.metering.records import Quantities
 from forebay.metering.tables import CLASSES
@@ -65,7 +65,7 @@ class Line(Struct, kw_only=True):
 
     @property
     def costs(self) -> dict[str, Decimal]:
-        return {currency: line(amount) for currency, amount in sorted(self.exact.items())}
+        return {currency: rounded(amount) for currency, amount in sorted(self.exact.items())}
 
 
 def statement(table: Table, query: UsageQuery) -> Select[Any]:

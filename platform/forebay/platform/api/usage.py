@@ -9,8 +9,7 @@ import msgspec
 from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 
-from forebay.metering import Ledger, Line
-from forebay.metering.prices import line as round_line
+from forebay.metering import Ledger, Line, rounded
 from forebay.platform.api.usage_query import Page, parse
 from forebay.platform.errors import ApiError
 from forebay.platform.stores.database import reachable
@@ -128,7 +127,7 @@ def _costs(page: Page, item: Line, wanted: frozenset[str]) -> list[dict[str, Any
 def _cost(page: Page, item: Line, currency: str, amount: Decimal) -> dict[str, Any]:
     return {
         "object": "organization.costs.result",
-        "amount": {"value": round_line(amount), "currency": currency.lower()},
+        "amount": {"value": rounded(amount), "currency": currency.lower()},
         "line_item": None,
         "quantity": None,
         "quantity_unit": None,

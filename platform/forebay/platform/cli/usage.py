@@ -10,8 +10,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from forebay.metering import Ledger, Line, UsageQuery
-from forebay.metering.report import DIMENSIONS, total
+from forebay.metering import DIMENSIONS, Ledger, Line, UsageQuery, total
 from forebay.platform.cli import show, tenant_names
 from forebay.platform.cli.database import on_database
 from forebay.platform.cli.times import Moment

@@ -4,9 +4,8 @@ Every change takes one advisory lock first, the one that the change feed's trigg
 way they cannot deadlock. Refusals are ApiErrors, and so is a database that is away (503).
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from sqlalchemy import Row, Update, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from forebay.metering import Ledger
 from forebay.platform.errors import ApiError
 from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy import queries, validate
@@ -21,20 +21,16 @@ from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
-from forebay.platform.tenancy.usage_export import usage_of
-
-# Yields a tenant's usage, in whatever msgspec can encode, for its export. By default it is read from the ledger.
-UsageExport = Callable[[str], AsyncIterator[Any]]
 
 _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
 class Tenancy:
-    def __init__(self, engine: AsyncEngine, hasher: Hasher, usage: UsageExport | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, hasher: Hasher) -> None:
         self._engine = engine
         self._hasher = hasher
-        self._usage = usage or partial(usage_of, engine)
+        self._ledger = Ledger(engine)
 
     # Tenants
 
@@ -103,7 +99,7 @@ class Tenancy:
     async def _document(self, head: dict[str, Any], tenant_id: str) -> AsyncIterator[bytes]:
         yield msgspec.json.encode(head)[:-1] + b',"usage":['
         separator = b""
-        async for record in self._usage(tenant_id):
+        async for record in self._ledger.records_of(tenant_id):
             yield separator + msgspec.json.encode(record)
             separator = b","
         yield b"]}"
