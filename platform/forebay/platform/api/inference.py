@@ -19,7 +19,7 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
 from forebay.platform.relay.metrics import CLIENTS_LEFT, IN_FLIGHT, REQUESTS
 from forebay.platform.relay.relay import Relay
-from forebay.platform.tenancy.auth import Authenticator, bearer, require
+from forebay.platform.tenancy.auth import Authenticator, require
 from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
 
@@ -99,7 +99,7 @@ class Inferences:
 
     async def _answer(self, api: str, scope: Any, client: Client) -> str:
         headers = dict(scope["headers"])
-        principal = await self._authenticate(headers)
+        principal = await self._auth.identify(headers)
         require(principal, Scope.INFERENCE)
         _check_head(scope["method"], headers)
         if not self._spool.accepting:
@@ -114,10 +114,6 @@ class Inferences:
                 return call.model
         finally:
             self.gate.leave(principal.project_id)
-
-    async def _authenticate(self, headers: dict[bytes, bytes]) -> Principal:
-        token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        return self._auth.cached(token) or await self._auth.authenticate(token)
 
     async def _read(
         self, api: str, client: Client, principal: Principal, held: Held, declared: int | None

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -108,6 +109,11 @@ class Authenticator:
         finally:
             for task in (*self._loading.values(), *self._rehashing):
                 task.cancel()
+
+    async def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
+        """Whose request has these headers (names in lower case). Raises ApiError as `authenticate` does."""
+        token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        return self.cached(token) or await self.authenticate(token)
 
     def cached(self, token: bytes) -> Principal | None:
         """The key's principal if that is known here and now. None says nothing: ask `authenticate`."""
