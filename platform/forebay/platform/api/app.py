@@ -17,7 +17,7 @@ from forebay.platform.api.models import ModelsController
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
-from forebay.platform.tenancy.auth import Authenticator, bearer
+from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
 
@@ -62,9 +62,7 @@ def create_app(service: Service) -> Litestar:
 
 def _principal_of(auth: Authenticator) -> Any:
     async def principal(request: Request[Any, Any, Any]) -> Principal:
-        headers = {name: value for name, value in request.scope["headers"] if name in (b"authorization", b"x-api-key")}
-        token = bearer(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        return auth.cached(token) or await auth.authenticate(token)
+        return await auth.identify(dict(request.scope["headers"]))
 
     return principal
 
