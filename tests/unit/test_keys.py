@@ -8,7 +8,7 @@ from forebay.platform.errors import ApiError
 from forebay.platform.tenancy import validate
 from forebay.platform.tenancy.auth import bearer, require
 from forebay.platform.tenancy.hasher import Hasher
-from forebay.platform.tenancy.keys import Kind, generate, prefix_of, public_part
+from forebay.platform.tenancy.keys import Kind, generate, prefix_of, public_part, without_secrets
 from forebay.platform.tenancy.principal import Principal, Scope
 
 OLD, NEW = ("old", b"o" * 32), ("new", b"n" * 32)
@@ -92,3 +92,14 @@ def test_scope_that_lacks_is_403() -> None:
 def test_no_key_is_both_admin_and_for_inference() -> None:
     for kind in ("project", "admin"):
         assert not {Scope.ADMIN, Scope.INFERENCE} <= validate.ALLOWED[kind]
+
+
+def test_keys_are_taken_out_of_texts_even_where_they_were_cut() -> None:
+    kinds: tuple[Kind, ...] = ("project", "admin")
+    for kind in kinds:
+        key, prefix = generate(kind)
+        for cut in (len(key), 40, len(prefix) + 2):
+            assert without_secrets(f"No model '{key[:cut]}' is here.") == f"No model '{prefix}-…' is here."
+        assert without_secrets(f"key {prefix} was revoked") == f"key {prefix} was revoked"
+    assert ApiError(404, "x", key, param=key).body().decode().count(prefix + "-…") == 2
+    assert key not in repr(ApiError(404, "x", key))

@@ -4,10 +4,12 @@ from typing import Any
 
 import msgspec
 
+from forebay.platform.tenancy.keys import without_secrets
+
 
 class ApiError(Exception):
-    """An answer other than success. `message` is shown to the caller, so it must never carry a key or another
-    tenant's data."""
+    """An answer other than success. `message` is shown to the caller, so it must never carry another tenant's data.
+    Keys are taken out of it: callers paste theirs into names of models, URLs and members, which messages repeat."""
 
     def __init__(
         self,
@@ -20,12 +22,12 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(message)
+        self.message = without_secrets(message)
+        super().__init__(self.message)
         self.status = status
         self.code = code
-        self.message = message
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        self.param = param
+        self.param = None if param is None else without_secrets(param)
         self.headers = headers or {}
         self.metadata = metadata
 

@@ -18,6 +18,7 @@ from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
 from forebay.platform.tenancy.auth import Authenticator
+from forebay.platform.tenancy.keys import without_secrets
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
 
@@ -101,6 +102,7 @@ def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Respon
 
 def _fault(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     request_id = new_request_id()
-    log.error("request %s (%s %s) failed", request_id, request.method, request.scope["path"], exc_info=error)
+    path = without_secrets(request.scope["path"])
+    log.error("request %s (%s %s) failed", request_id, request.method, path, exc_info=error)
     text = "The server had an error while processing your request."
     return _respond(ApiError(500, "internal_error", text), request_id)

@@ -17,6 +17,8 @@ _SHAPE = re.compile(rb"(sk-fb-(?:admin-)?[0-9A-Za-z]{12})-[0-9A-Za-z]{43}([0-9A-
 
 _PUBLIC = re.compile(r"(sk-fb-(?:admin-)?[0-9A-Za-z]{12})(?:-.*)?")
 
+_WITH_SECRET = re.compile(r"(sk-fb-(?:admin-)?[0-9A-Za-z]{12})-[0-9A-Za-z]+")
+
 # Anything that could be a key of ours, for tests and log filters.
 LOOKS_LIKE_A_KEY = re.compile(r"sk-fb-(?:admin-)?[0-9A-Za-z]{12}-[0-9A-Za-z]{20,}")
 
@@ -40,6 +42,11 @@ def public_part(text: str) -> str | None:
     """The displayable prefix of a key that is given whole, in part (`sk-fb-x-…`), or already as the prefix."""
     match = _PUBLIC.fullmatch(text)
     return match[1] if match else None
+
+
+def without_secrets(text: str) -> str:
+    """`text` with each key of ours, even one that was cut short, reduced to what may be shown."""
+    return _WITH_SECRET.sub(r"\1-…", text) if "sk-fb-" in text else text
 
 
 def _checksum(body: bytes) -> str:
