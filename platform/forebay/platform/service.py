@@ -141,14 +141,10 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
 
 
 def build_pools(config: Config) -> list[Pool]:
-    """Endpoints serve one model name; a pool's first model gives it where an endpoint does not say."""
-    names: dict[str, str] = {}
-    for model in config.models:
-        names.setdefault(model.pool, model.name)
     return [
         Pool(
             pool.name,
-            [_spec(endpoint, names.get(pool.name, "")) for endpoint in pool.endpoints],
+            [_spec(endpoint, config.served_model(pool, endpoint)) for endpoint in pool.endpoints],
             connect_timeout=config.timeouts.connect,
         )
         for pool in config.pools
@@ -171,12 +167,12 @@ def spool_name() -> str:
     return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
 
 
-def _spec(endpoint: Endpoint, model: str) -> EndpointSpec:
+def _spec(endpoint: Endpoint, served_model: str) -> EndpointSpec:
     return EndpointSpec(
-        name=endpoint.name or endpoint.url.split("://", 1)[1].rstrip("/"),
+        name=endpoint.called,
         url=endpoint.url,
         engine=endpoint.engine,
-        served_model=endpoint.served_model or model,
+        served_model=served_model,
         api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
         priority_scheduling=endpoint.priority_scheduling,
     )

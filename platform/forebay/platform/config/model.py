@@ -162,6 +162,15 @@ class Endpoint(_Section, frozen=True):
         bool, Meta(description="The engine runs with --scheduling-policy priority.")
     ] = False
 
+    @property
+    def called(self) -> str:
+        return self.name or default_name(self.url)
+
+
+def default_name(url: str) -> str:
+    """What an endpoint without a name is called."""
+    return url.split("://", 1)[1].rstrip("/")
+
 
 class Pool(_Section, frozen=True):
     """The engine replicas of one model."""
@@ -251,3 +260,7 @@ class Config(_Section, frozen=True):
     local: Annotated[LocalEngines, Meta(description="Engines that `forebay up` starts.")] = field(
         default_factory=LocalEngines
     )
+
+    def served_model(self, pool: Pool, endpoint: Endpoint) -> str:
+        """What the endpoint is asked for: its own `servedModel`, else the pool's first model."""
+        return endpoint.served_model or next((model.name for model in self.models if model.pool == pool.name), "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.platform.config import urls
 from forebay.platform.config.faults import Path, Report
+from forebay.platform.config.model import default_name
 from forebay.platform.config.nearest import meant
 
 Data = dict[str, Any]
@@ -67,7 +68,7 @@ def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
 
 def _called(endpoint: Data) -> str | None:
     """An endpoint's name, or the one that it gets when it has none."""
-    name: str | None = endpoint["name"] or (endpoint["url"] and endpoint["url"].split("://", 1)[1])
+    name: str | None = endpoint["name"] or (endpoint["url"] and default_name(endpoint["url"]))
     return name
 
 

@@ -22,10 +22,8 @@ async def examine(config: Config, where: Paths) -> list[Finding]:
     running = read_running(where)
     found = await asyncio.to_thread(machine, config, where)
     found += _ports(config, running)
-    served = ((model.pool, model.name) for model in config.models)
-    names = dict(reversed(list(served)))  # a pool's first model names what its endpoints serve
     checks: list[Awaitable[Finding]] = [_postgres(config, where), _valkey(config, where)]
-    checks += [_endpoint(one, names.get(pool.name, "")) for pool in config.pools for one in pool.endpoints]
+    checks += [_endpoint(one, config.served_model(pool, one)) for pool in config.pools for one in pool.endpoints]
     found += await asyncio.gather(*checks)
     if running is not None:
         found.append(await _platform(running))
@@ -104,7 +102,7 @@ def _try_out(start: Callable[[Path], Daemon]) -> None:
 
 
 async def _endpoint(endpoint: Endpoint, model: str) -> Finding:
-    name = f"endpoint {endpoint.name or endpoint.url.split('://')[1]}"
+    name = f"endpoint {endpoint.called}"
     url = endpoint.url.rstrip("/")
     headers: Mapping[str, str] = {}
     if endpoint.api_key_env:
@@ -121,7 +119,7 @@ async def _endpoint(endpoint: Endpoint, model: str) -> Finding:
     if status != 200:
         state = f"GET /v1/models answers {status}" if status else f"nobody answers at {url}"
         return Finding(name, "fail", state, "check its url and key under pools")
-    return _serves(name, endpoint.served_model or model, body)
+    return _serves(name, model, body)
 
 
 def _serves(name: str, model: str, body: bytes) -> Finding:
