@@ -198,6 +198,8 @@ async def test_recorded_streams_reach_the_client_as_they_came(open_door: OpenDoo
             (told,) = (event for event in seen if event.get("usage"))
             assert told["choices"] == []
             assert record["billable_output"] == told["usage"]["completion_tokens"] > 0
+            reasoning = (told["usage"].get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+            assert record["billable_reasoning"] == min(reasoning, record["billable_output"])
 
 
 async def test_every_answer_has_a_request_id(open_door: OpenDoor) -> None:
@@ -255,3 +257,75 @@ async def test_an_engine_without_embeddings_is_not_blamed_on_the_tenant(open_doo
         (record,) = await door.records(1)
         assert (record["status"], record["billable_input_uncached"]) == ("failed", 0)
         assert (await door.chat(max_tokens=1)).status_code == 200
+
+
+async def test_who_asks_is_known_by_the_key_alone(open_door: OpenDoor) -> None:
+    """Not by headers or members that say who one is: another tenant's names are worth nothing."""
+    async with EngineDouble() as engine, open_door(engine) as door:
+        key = await door.new_key()
+        rich = (await door.service.tenancy.tenants())[0]
+        project = (await door.service.tenancy.projects(rich.id))[0]
+        async with AsyncOpenAI(
+            base_url=f"{door.url}/v1", api_key=key, organization=rich.id, project=project.id,
+            default_headers={"x-forebay-tenant": rich.id, "x-tenant-id": rich.id, "x-forebay-project": project.id},
+        ) as client:  # fmt: skip
+            await client.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=1, user=rich.id, safety_identifier=rich.id,
+                metadata={"tenant_id": rich.id, "project_id": project.id},
+            )  # fmt: skip
+        (record,) = await door.records(1)
+        assert record["tenant_id"] != rich.id
+        assert record["project_id"] != project.id
+        assert record["key_id"] != door.key_id
+
+
+async def test_streamed_and_whole_answers_cost_the_same(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        await door.chat("warm the cache with this", max_tokens=5)
+        for stream in (False, True):
+            await door.chat("warm the cache with this", max_tokens=5, stream=stream)
+        _, whole, streamed = await door.records(3)
+        billed = [name for name in whole if name.startswith(("billable_", "engine_"))]
+        assert {name: whole[name] for name in billed} == {name: streamed[name] for name in billed}
+
+
+async def test_completions_stream_under_an_alias(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door, sdk(door) as (client, _):
+        whole = await client.completions.create(model="alias", prompt="once upon", max_tokens=5, seed=1)
+        seen = [event async for event in await client.completions.create(
+            model="alias", prompt="once upon", max_tokens=5, seed=1, stream=True,
+            stream_options={"include_usage": True})]  # fmt: skip
+        assert {event.model for event in seen} == {whole.model} == {"alias"}
+        assert "".join(event.choices[0].text for event in seen if event.choices) == whole.choices[0].text
+        assert seen[-1].usage is not None
+        assert seen[-1].usage.completion_tokens == 5
+
+
+async def test_streams_tell_proxies_not_to_buffer(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        headers = (await door.chat(max_tokens=1, stream=True)).headers
+        assert headers["content-type"].startswith("text/event-stream")
+        assert headers["x-accel-buffering"] == "no"
+        assert "no-cache" in headers["cache-control"]
+        assert "content-encoding" not in headers
+        assert "content-length" not in headers
+
+
+@pytest.mark.parametrize("timeouts", [{"idle": 0.4}, {"total": 0.8}], ids=lambda t: next(iter(t)))
+async def test_a_stream_that_stops_or_never_ends_is_ended(open_door: OpenDoor, timeouts: dict[str, float]) -> None:
+    endless = EngineDouble(token_seconds=0.02, answer_tokens=None)
+    hang = Fault(kind="hang", after=4, path="/v1/chat")
+    stopped = EngineDouble(faults=(hang,))
+    async with (stopped if "idle" in timeouts else endless) as engine, open_door(engine, timeouts=timeouts) as door:
+        began = time.monotonic()
+        with pytest.raises(APIError) as caught:
+            async for _ in await door.openai.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=5000, stream=True
+            ):
+                pass
+        assert caught.value.code == "engine_timeout"
+        assert time.monotonic() - began < 6.0  # up to three of them to hear what the engine had used
+        (record,) = await door.records(1)
+        assert (record["status"], record["terminated_by"]) == ("failed", "deadline")
+        assert record["engine_output"] > 0
+        assert record["billable_output"] == 0

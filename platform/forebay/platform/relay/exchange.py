@@ -221,6 +221,7 @@ class Exchange:
         FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
+            self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
