@@ -40,6 +40,27 @@ def recordings(*, one_per_model: bool = False) -> list[Any]:
     return [pytest.param(one, id=one.name) for one in found]
 
 
+def whole_answers() -> list[Any]:
+    """A parameter for each answer that was not streamed, as JSON text; tool calls without ids among them."""
+    found = []
+    for path in [*sorted(FOLDER.glob("recorded/*.jsonl")), *sorted(FOLDER.glob("odd/*.jsonl"))]:
+        for number, line in enumerate(path.read_text().splitlines()):
+            answer = json.loads(line)
+            raw = json.dumps(answer["response_json"]) if answer["response_json"] else answer["response_raw"] or ""
+            if raw.lstrip().startswith("{") and "choices" in json.loads(raw):
+                found.append(pytest.param(raw.encode(), id=f"{path.stem}-{number}"))
+    return found or [pytest.param(None, marks=pytest.mark.skip(reason=ABSENT), id="absent")]
+
+
+def stream_with_error() -> bytes:
+    """OpenRouter's, which reports an error in an event that also has a choice and usage. Skips where it is absent."""
+    path = FOLDER / "odd" / "pydantic_test_openrouter_stream_error.jsonl"
+    if not path.is_file():
+        pytest.skip(ABSENT)
+    raw: str = json.loads(path.read_text().splitlines()[0])["response_raw"]
+    return raw.encode()
+
+
 def _chunk_files() -> list[Recording]:
     found = []
     for path in sorted(FOLDER.glob("sse_raw/*.chunks.txt")):

@@ -1,14 +1,16 @@
-"""Streams recorded of many providers through the stream transformation: nothing that a client reads is altered."""
+"""Answers recorded of many providers on their way to a client: nothing that it reads is altered."""
 
+import json
 import random
 from typing import Any
 
 import msgspec
 import pytest
 
-from forebay.platform.relay.frames import StreamTransform, View
+from forebay.platform.relay import answer
+from forebay.platform.relay.frames import StreamError, StreamTransform, View
 from forebay.router import Usage, decode_usage
-from tests.recorded import Recording, recordings
+from tests.recorded import Recording, recordings, stream_with_error, whole_answers
 
 CHANGED = ("usage", "model", "service_tier", "x_groq")  # what is ours to change, or where a provider keeps usage
 
@@ -74,3 +76,22 @@ def test_every_delta_survives_and_usage_is_found(recording: Recording, view: dic
         assert all(event["usage"] is None for event in seen if event["choices"])
     if "tier" in view:
         assert {event["service_tier"] for event in seen if event["choices"]} == {"default"}
+
+
+@pytest.mark.parametrize("body", whole_answers())
+@pytest.mark.parametrize(("model", "tier"), [("alias", None), ("alias", "default"), (None, None)])
+def test_a_whole_answer_changes_its_model_and_tier_alone(body: bytes, model: str | None, tier: str | None) -> None:
+    sent = json.loads(body)
+    model = model or sent["model"]
+    view = View(model=model, served_model=sent["model"], include_usage=False, continuous_usage=False, tier=tier)
+    found = answer.transform(body, view)
+    wanted = {**sent, "model": model, **({"service_tier": tier} if tier else {})}
+    assert json.loads(found.body) == wanted
+    assert found.usage == decode_usage(json.dumps(sent["usage"]).encode())
+    assert found.finish_reason == (sent["choices"][0]["finish_reason"] or None)  # Snowflake's may be ""
+
+
+def test_an_error_in_an_event_that_has_a_choice_and_usage_is_an_error() -> None:
+    raw = stream_with_error()
+    with pytest.raises(StreamError, match="Token limit reached"):
+        StreamTransform(View("m", "minimax/minimax-m2:free", include_usage=False, continuous_usage=False)).feed(raw)

@@ -13,7 +13,9 @@ from forebay.platform.cli.times import Duration, Until
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.service import Tenancy
 
-_LIMIT = click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
+_LIMIT = click.option(
+    "--limit", type=click.IntRange(1, 1000), default=1000, show_default=True, help="The most entries to show."
+)
 _AFTER = click.option("--after", metavar="ID", help="Continue behind this entry.")
 
 
