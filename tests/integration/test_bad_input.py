@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.platform.tenancy.principal import Scope
 from tests.doubles.engine.server import EngineDouble
+from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 
@@ -162,8 +163,7 @@ async def test_a_project_is_bounded_and_others_are_not_touched(open_door: OpenDo
     slow = EngineDouble(token_seconds=0.02, answer_tokens=None)
     async with slow as engine, open_door(engine, server={"maxInFlightPerProject": 3, "maxInFlight": 100}) as door:
         running = [asyncio.create_task(door.chat(max_tokens=60)) for _ in range(3)]
-        while engine.scheduler.in_flight < 3:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: engine.scheduler.in_flight == 3)
         refused = await door.chat(max_tokens=1)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "concurrency_limit_exceeded"

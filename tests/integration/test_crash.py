@@ -15,6 +15,7 @@ from sqlalchemy import text
 from forebay.platform.stores.database import create_engine
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
+from tests.eventually import eventually
 from tests.processes import Door, front_door
 from tests.stores import state_directory
 
@@ -30,14 +31,14 @@ def state() -> Any:
 
 async def records(database: str, *, at_least: int) -> list[dict[str, Any]]:
     engine = create_engine(database)
+
+    async def enough() -> list[dict[str, Any]] | None:
+        async with engine.connect() as db:
+            found = [dict(row) for row in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
+        return found if len(found) >= at_least else None
+
     try:
-        for _ in range(150):
-            async with engine.connect() as db:
-                found = [dict(row) for row in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
-            if len(found) >= at_least:
-                return found
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"{len(found)} records instead of {at_least}")
+        return await eventually(enough, timeout=15.0, every=0.1) or []
     finally:
         await engine.dispose()
 
@@ -46,13 +47,13 @@ def body(**members: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, **members}
 
 
-async def started(door: Door, **members: Any) -> str:
-    """Start a stream, read its first events, return its request id and leave it running until the door dies."""
+async def started(door: Door, ready: set[str], **members: Any) -> str:
+    """Start a stream, add its request id to `ready` when it is answered, and return that when the door has died."""
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {door.key}"}, timeout=30.0) as client:
         stream = client.stream("POST", f"{door.url}/v1/chat/completions", json=body(stream=True, **members))
         async with stream as response:
             identifier: str = response.headers["x-request-id"]
-            READY.add(identifier)
+            ready.add(identifier)
             try:
                 async for _ in response.aiter_lines():
                     pass
@@ -61,11 +62,8 @@ async def started(door: Door, **members: Any) -> str:
             return identifier
 
 
-READY: set[str] = set()
-
-
 async def test_sigkill_in_the_middle_of_streams_loses_no_usage_record(database: str, valkey: str, state: Path) -> None:
-    READY.clear()
+    ready: set[str] = set()
     async with EngineDouble(SLOW) as engine:
         async with front_door(state, [engine.url], model=MODEL, postgres=database, valkey=valkey) as door:
             async with httpx.AsyncClient(headers={"authorization": f"Bearer {door.key}"}) as client:
@@ -73,9 +71,8 @@ async def test_sigkill_in_the_middle_of_streams_loses_no_usage_record(database: 
                     (await client.post(f"{door.url}/v1/chat/completions", json=body())).headers["x-request-id"]
                     for _ in range(5)
                 ]
-            streams = [asyncio.create_task(started(door, max_tokens=2000)) for _ in range(8)]
-            while len(READY) < 8:
-                await asyncio.sleep(0.01)
+            streams = [asyncio.create_task(started(door, ready, max_tokens=2000)) for _ in range(8)]
+            await eventually(lambda: len(ready) == 8)
             await asyncio.sleep(1.5)  # past a checkpoint
             door.process.kill()
             cut = await asyncio.gather(*streams)
@@ -93,7 +90,6 @@ async def test_sigkill_in_the_middle_of_streams_loses_no_usage_record(database: 
 
 
 async def test_sigterm_lets_streams_finish_and_takes_no_new_ones(database: str, valkey: str, state: Path) -> None:
-    READY.clear()
     async with (
         EngineDouble(SLOW) as engine,
         front_door(state, [engine.url], model=MODEL, postgres=database, valkey=valkey) as door,
@@ -102,8 +98,7 @@ async def test_sigterm_lets_streams_finish_and_takes_no_new_ones(database: str, 
         running = asyncio.create_task(
             client.post(f"{door.url}/v1/chat/completions", json=body(max_tokens=80, stream=True))
         )
-        while not engine.scheduler.in_flight:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: engine.scheduler.in_flight)
         door.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.2)
         refused = await client.post(f"{door.url}/v1/chat/completions", json=body())
@@ -126,8 +121,7 @@ async def test_streams_that_outlive_the_drain_end_in_an_error_frame(database: st
         running = asyncio.create_task(
             client.post(f"{door.url}/v1/chat/completions", json=body(max_tokens=2000, stream=True))
         )
-        while not engine.scheduler.in_flight:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: engine.scheduler.in_flight)
         door.process.send_signal(signal.SIGTERM)
         frames = (await running).text.split("\n\n")
         assert json.loads(frames[-3].removeprefix("data: "))["error"]["code"] == "shutting_down"

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -67,8 +66,21 @@ async def get(door: Door, path: str, key: str = "none") -> httpx.Response:
         return await client.get(path)
 
 
-async def health(door: Door) -> Any:
-    return (await get(door, "/health")).json()
+async def until_store(door: Door, name: str, status: str) -> None:
+    async def reported() -> bool:
+        return bool((await get(door, "/health")).json()["stores"][name]["status"] == status)
+
+    await eventually(reported, every=0.1)
+
+
+async def until_status(status: int, door: Door, path: str, key: str = "none") -> httpx.Response:
+    async def answered() -> httpx.Response | None:
+        response = await get(door, path, key)
+        return response if response.status_code == status else None
+
+    response = await eventually(answered, every=0.1)
+    assert response is not None
+    return response
 
 
 async def booked(database: str) -> list[str]:
@@ -98,14 +110,12 @@ async def test_postgres_killed_while_requests_run_costs_neither_requests_nor_rec
                 assert server.process
                 server.process.kill()
                 await asyncio.to_thread(server.process.wait)
-                await asyncio.sleep(1.5)
-                assert (await health(door))["stores"]["postgres"]["status"] == "down"
+                await until_store(door, "postgres", "down")
                 assert (await get(door, "/ready")).status_code == 200
                 assert (await get(door, "/v1/models", stranger)).status_code == 503
                 again = await asyncio.to_thread(embedded.start_postgres, state, fast=True)
-                await asyncio.sleep(1.5)
-                assert (await health(door))["stores"]["postgres"]["status"] == "up"
-                assert (await get(door, "/v1/models", stranger)).status_code == 200
+                await until_store(door, "postgres", "up")
+                await until_status(200, door, "/v1/models", stranger)
             assert not load.refused
             await eventually(lambda: all_booked(database, load.answered), timeout=10.0, every=0.2)
         await asyncio.to_thread(server.release)
@@ -121,8 +131,7 @@ async def test_a_valkey_that_hangs_is_noticed_only_by_health(database: str, tmp_
             async with loaded(door) as load:
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
-                    await asyncio.sleep(1.5)
-                    assert (await health(door))["stores"]["valkey"]["status"] == "down"
+                    await until_store(door, "valkey", "down")
                     assert (await get(door, "/ready")).status_code == 200
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
@@ -139,9 +148,8 @@ async def test_a_full_disk_refuses_new_requests_and_loses_nothing(database: str,
         async with loaded(door) as load:
             resource.prlimit(door.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             try:
-                await asyncio.sleep(1.5)
-                report = await get(door, "/ready")
-                assert (report.status_code, report.json()["spool"]["status"]) == (503, "refusing")
+                report = await until_status(503, door, "/ready")
+                assert report.json()["spool"]["status"] == "refusing"
                 before = len(load.answered)
             finally:
                 resource.prlimit(door.pid, resource.RLIMIT_FSIZE, unlimited)

@@ -16,6 +16,7 @@ from forebay.platform.tenancy.principal import Scope
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
+from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 
@@ -252,12 +253,11 @@ async def test_a_replica_that_is_gone_costs_nothing(open_door: OpenDoor) -> None
         assert await failovers(door) > moved
         assert (await door.http.get("/health")).json()["status"] == "degraded"
         await gone.listen()
-        for _ in range(50):
-            if (await door.http.get("/health")).json()["status"] == "ok":
-                break
-            await asyncio.sleep(0.1)
-        else:
-            raise AssertionError("the endpoint did not come back")
+
+        async def well_again() -> bool:
+            return bool((await door.http.get("/health")).json()["status"] == "ok")
+
+        await eventually(well_again, every=0.1)
 
 
 async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenDoor) -> None:
@@ -358,8 +358,7 @@ async def test_an_over_long_prompt_is_named_as_such(open_door: OpenDoor) -> None
 async def test_a_revoked_key_stops_within_a_second_while_requests_run(open_door: OpenDoor) -> None:
     async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         running = asyncio.create_task(door.chat(max_tokens=100, stream=True))
-        while not engine.scheduler.in_flight:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: engine.scheduler.in_flight)
         await door.service.tenancy.revoke_key(door.key_id)
         began = asyncio.get_running_loop().time()
         while (response := await door.chat(max_tokens=1)).status_code != 401:
@@ -406,12 +405,12 @@ async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(open_door
             await asyncio.gather(*(request(n) for n in range(begin, begin + 24)))
         await clients[1].aclose()
         await stopped(one, two)
-        await asyncio.sleep(0.5)
-        count = door.service.spool.open_count
-        assert count == 0
+
+        async def all_shipped() -> bool:
+            return not door.service.spool.open_count and not await door.service.spool.pending(1)
+
+        await eventually(all_shipped, every=0.1)
         async with door.service.engine.connect() as db:
-            while door.service.spool.unshipped:
-                await asyncio.sleep(0.1)
             records = [dict(r) for r in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
         assert {r["status"] for r in records} == {"completed", "cancelled", "failed"}
         assert ledger(records) == counters(one, two)
@@ -433,8 +432,4 @@ async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_do
 
 async def stopped(*engines: EngineDouble) -> None:
     """Returns when the engines have nothing running; raises if that takes more than a second."""
-    for _ in range(50):
-        if not any(engine.scheduler.in_flight for engine in engines):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the engine still runs a second after its client left")
+    await eventually(lambda: not any(engine.scheduler.in_flight for engine in engines), timeout=1.0)
