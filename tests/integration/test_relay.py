@@ -15,45 +15,16 @@ from sqlalchemy import text
 from forebay.platform.tenancy.principal import Scope
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
-from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
-
-SLOW = Settings(token_seconds=0.02, answer_tokens=None)
-
-
-async def stream(door: Door, **body: Any) -> list[dict[str, Any]]:
-    """The events of a streamed chat, [DONE] checked and removed."""
-    response = await door.chat(stream=True, **body)
-    assert response.status_code == 200, response.text
-    frames = response.text.split("\n\n")
-    assert frames[-2:] == ["data: [DONE]", ""]
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2] if not frame.startswith(":")]
-
-
-def counters(*engines: EngineDouble) -> tuple[int, int, int]:
-    """Prompt, cached and generated tokens by the engines' own counters."""
-    return (
-        sum(e.metrics.prompt_tokens for e in engines),
-        sum(e.metrics.cached_tokens for e in engines),
-        sum(e.metrics.generation_tokens for e in engines),
-    )
+from tests.integration.observed import SLOW, counters, ledger, stopped, stream
 
 
 async def failovers(door: Door) -> float:
     """Requests that have moved, as an operator sees it."""
     lines = (await door.http.get("/metrics")).text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("forebay_failovers_total "))
-
-
-def ledger(records: list[dict[str, Any]]) -> tuple[int, int, int]:
-    """The same of the ledger's engine-side quantities."""
-    return (
-        sum(r["engine_input_uncached"] + r["engine_cache_read"] + r["engine_cache_write"] for r in records),
-        sum(r["engine_cache_read"] for r in records),
-        sum(r["engine_output"] for r in records),
-    )
 
 
 async def test_the_plain_openai_client_streams_and_the_bill_agrees(open_door: OpenDoor) -> None:
@@ -148,80 +119,6 @@ async def test_an_engine_sees_only_what_it_should(open_door: OpenDoor) -> None:
             assert set(seen.headers) == {"host", "content-type", "content-length", "x-request-id"}
             assert seen.headers["x-request-id"].startswith("req_")
             assert door.key.encode() not in seen.body
-
-
-async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_it_got(open_door: OpenDoor) -> None:
-    async with EngineDouble(SLOW) as engine, open_door(engine) as door:
-        async with door.http.stream(
-            "POST",
-            "/v1/chat/completions",
-            json={
-                "model": MODEL,
-                "messages": [{"role": "user", "content": "hello"}],
-                "max_tokens": 2000,
-                "stream": True,
-            },
-        ) as response:
-            lines = response.aiter_lines()
-            for _ in range(12):
-                await anext(lines)
-        await stopped(engine)
-        (record,) = await door.records(1)
-        assert (record["status"], record["terminated_by"]) == ("cancelled", "client")
-        assert record["measured"]
-        assert 0 < record["engine_output"] < 100
-        assert record["billable_output"] == record["engine_output"]
-        assert ledger([record]) == counters(engine)
-
-
-@pytest.mark.parametrize("scale_out", [True, False])
-async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: OpenDoor, scale_out: bool) -> None:
-    async with EngineDouble(SLOW, scale_out=scale_out) as engine, open_door(engine) as door:
-        with pytest.raises(httpx.ReadTimeout):
-            await door.http.post(
-                "/v1/chat/completions",
-                timeout=0.5,
-                json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000},
-            )
-        await stopped(engine)
-        (record,) = await door.records(1)
-        assert record["status"] == "cancelled"
-        assert record["measured"] is scale_out
-        if scale_out:
-            assert ledger([record]) == counters(engine)
-            assert record["billable_output"] > 0
-
-
-async def test_without_abort_by_id_leaving_a_stream_is_exact_too(open_door: OpenDoor) -> None:
-    async with EngineDouble(SLOW, scale_out=False) as engine, open_door(engine) as door:
-        for _ in range(2):
-            async with door.http.stream(
-                "POST",
-                "/v1/chat/completions",
-                json={
-                    "model": MODEL,
-                    "messages": [{"role": "user", "content": "hello"}],
-                    "max_tokens": 2000,
-                    "stream": True,
-                },
-            ) as response:
-                await anext(response.aiter_lines())
-        await stopped(engine)
-        records = await door.records(2)
-        assert {r["status"] for r in records} == {"cancelled"}
-        assert ledger(records)[2] == counters(engine)[2]
-        assert ledger(records)[0] == counters(engine)[0]
-
-
-async def test_leaving_before_the_first_token_is_free(open_door: OpenDoor) -> None:
-    async with EngineDouble(SLOW, prefill_rate=20.0) as engine, open_door(engine) as door:
-        with pytest.raises(httpx.ReadTimeout):
-            await door.http.post("/v1/chat/completions", timeout=0.4, json={
-                "model": MODEL, "messages": [{"role": "user", "content": "word " * 100}], "stream": True})  # fmt: skip
-        await stopped(engine)
-        (record,) = await door.records(1)
-        assert record["status"] == "cancelled"
-        assert ledger([record]) == counters(engine) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("fault", [
@@ -428,8 +325,3 @@ async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_do
         )
         assert "x-forebay-endpoint" not in raw.headers
         await client.close()
-
-
-async def stopped(*engines: EngineDouble) -> None:
-    """Returns when the engines have nothing running; raises if that takes more than a second."""
-    await eventually(lambda: not any(engine.scheduler.in_flight for engine in engines), timeout=1.0)
