@@ -196,15 +196,15 @@ async def test_health_tells_the_truth_while_a_store_comes_and_goes() -> None:
         server = await asyncio.to_thread(embedded.start_valkey, state)
         client = vk.create_client(server.url)
         health = StoreHealth({"valkey": lambda: vk.ping(client)}, interval=0.05)
-        assert not health.up("valkey")
+        assert not health.states["valkey"].up
         watching = asyncio.create_task(health.run())
-        await eventually(lambda: health.up("valkey"))
+        await eventually(lambda: health.states["valkey"].up)
         since = health.states["valkey"].since
         await asyncio.to_thread(server.stop)
-        await eventually(lambda: not health.up("valkey"))
+        await eventually(lambda: not health.states["valkey"].up)
         assert health.states["valkey"].since > since
         again = await asyncio.to_thread(embedded.start_valkey, state)
-        await eventually(lambda: health.up("valkey"))
+        await eventually(lambda: health.states["valkey"].up)
         watching.cancel()
         await client.aclose()
         await asyncio.to_thread(server.release)

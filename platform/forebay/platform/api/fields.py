@@ -15,8 +15,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 31)]
-Text = str
-Stop = Text | Annotated[list[str], Meta(max_length=16)] | None
+Stop = str | Annotated[list[str], Meta(max_length=16)] | None
 TokenIds = Annotated[list[Count], Meta(max_length=1 << 20)]
 Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 

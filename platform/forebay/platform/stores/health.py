@@ -39,19 +39,15 @@ class StoreHealth:
     def states(self) -> Mapping[str, StoreState]:
         return self._states
 
-    def up(self, name: str) -> bool:
-        return self._states[name].up
-
     async def run(self) -> None:
         """Until cancelled. A store that hangs delays only its own answer."""
         async with asyncio.TaskGroup() as tasks:
             for name in self._pings:
                 tasks.create_task(self._watch(name))
 
-    async def check(self) -> Mapping[str, StoreState]:
+    async def check(self) -> None:
         """Ask every store now."""
         await asyncio.gather(*(self._ask(name) for name in self._pings))
-        return self._states
 
     async def _watch(self, name: str) -> None:
         while not ending():
