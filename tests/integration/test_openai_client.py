@@ -21,7 +21,7 @@ from openai import (
 
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
-from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk
+from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk, whole
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.recorded import Recording, recordings
@@ -329,3 +329,29 @@ async def test_a_stream_that_stops_or_never_ends_is_ended(open_door: OpenDoor, t
         assert (record["status"], record["terminated_by"]) == ("failed", "deadline")
         assert record["engine_output"] > 0
         assert record["billable_output"] == 0
+
+
+async def test_a_prompt_that_is_too_long_is_named_as_the_api_names_it(open_door: OpenDoor) -> None:
+    long = "word " * 1000
+    async with EngineDouble(max_model_len=256) as engine, open_door(engine) as door:
+        made = door.openai
+        cases: list[tuple[str, Any]] = [
+            ("messages", made.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": long}])),
+            ("messages", made.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": long}], stream=True)),
+            ("prompt", made.completions.create(model=MODEL, prompt=long)),
+        ]  # fmt: skip
+        for param, call in cases:
+            with pytest.raises(BadRequestError) as caught:
+                await call
+            assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+        assert {record["billable_input_uncached"] for record in await door.records(3)} == {0}
+
+
+async def test_an_input_that_is_too_long_for_an_embedding_is_named(open_door: OpenDoor) -> None:
+    body = b'{"error":{"message":"This model\'s maximum context length is 256 tokens.","code":400}}'
+    refusing = ScriptedEngine(whole(body, status="400 Bad Request"), model=MODEL)
+    async with refusing as engine, open_door(engine) as door:
+        with pytest.raises(BadRequestError) as caught:
+            await door.openai.embeddings.create(model=MODEL, input="word " * 1000)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError
 
@@ -270,39 +271,46 @@ def series(exposition: str) -> set[str]:
 async def test_no_key_in_what_a_front_door_says(
     database: str, valkey: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """All output of a process and all its answers, over a session in which everything goes wrong that can."""
-    fault = Fault(kind="close", after=3, stream=True, path="/v1/chat")
+    """All output of a process, all its answers and all its files, over a session in which all goes wrong that can."""
     with state_directory() as state:
         async with (
-            EngineDouble(faults=(fault,)) as engine,
+            EngineDouble() as engine,
             front_door(state, [engine.url], model=MODEL, postgres=database, valkey=valkey) as door,
-            httpx.AsyncClient(base_url=door.url, timeout=30.0) as http,
         ):
             stranger = door.key[:-3] + "xyz"
-            said = ""
-            for key in (door.key, stranger):
-                for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"authorization": key}):
-                    for body in (
-                        {"model": MODEL, "messages": HELLO, "max_tokens": 2},
-                        {"model": MODEL, "messages": HELLO, "stream": True},
-                        {"model": key, "messages": HELLO},
-                        {"model": MODEL, "messages": HELLO, "user": key, key: 1},
-                    ):
-                        answer = await http.post("/v1/chat/completions", json=body, headers=headers)
-                        said += answer.text + str(answer.headers)
-                    for path in ("/v1/models", "/admin/v1/tenants", f"/v1/nothing?api_key={key}", f"/{key}"):
-                        answer = await http.get(path, headers=headers)
-                        said += answer.text + str(answer.headers)
-            said += (await http.get("/metrics")).text + (await http.get("/health")).text
-            await engine.refuse()
-            said += (await http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO},
-                                     headers={"authorization": f"Bearer {door.key}"})).text  # fmt: skip
+            said = await everything_wrong(door.url, engine, door.key, stranger)
         assert door.process.stdout is not None
-        out = (await door.process.stdout.read()).decode()
-        said += out + capfd.readouterr().err + "".join(
-            file.read_bytes().decode("latin-1") for file in state.rglob("*") if file.is_file()
-        )
+        said += (await door.process.stdout.read()).decode() + (output := capfd.readouterr().err)
+        said += "".join(file.read_bytes().decode("latin-1") for file in state.rglob("*") if file.is_file())
+        assert "engine-0" in output
         for key in (door.key, stranger):
             assert key not in said
             assert key.rpartition("-")[2] not in said
-        assert "engine-0" in said  # something was said
+
+
+async def everything_wrong(url: str, engine: EngineDouble, key: str, stranger: str) -> str:
+    """A session of requests that are refused, fail, break off or repeat their key where it does not belong; all that
+    was answered."""
+    engine.faults.add(msgspec.json.encode(Fault(kind="close", after=3, stream=True, path="/v1/chat")))
+    said = ""
+    async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
+        for one in (key, stranger):
+            for headers in ({"authorization": f"Bearer {one}"}, {"x-api-key": one}, {"authorization": one}):
+                for body in (
+                    {"model": MODEL, "messages": HELLO, "max_tokens": 2},
+                    {"model": MODEL, "messages": HELLO, "stream": True},
+                    {"model": one, "messages": HELLO},
+                    {"model": MODEL, "messages": HELLO, "user": one, one: 1},
+                ):
+                    answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+                    said += answer.text + str(answer.headers)
+                for path in ("/v1/models", "/admin/v1/tenants", f"/v1/nothing?api_key={one}", f"/{one}"):
+                    answer = await http.get(path, headers=headers)
+                    said += answer.text + str(answer.headers)
+        said += (await http.get("/metrics")).text + (await http.get("/health")).text
+        await engine.refuse()
+        body = {"model": MODEL, "messages": HELLO}
+        said += (await http.post("/v1/chat/completions", json=body, headers={"x-api-key": key})).text
+    assert "engine_error" in said
+    assert "model_not_found" in said
+    return said

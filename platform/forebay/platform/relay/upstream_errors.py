@@ -15,6 +15,7 @@ from forebay.router import UpstreamError
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
+_PROMPT = {"chat.completions": "messages", "completions": "prompt", "embeddings": "input"}
 _CONTEXT = re.compile(
     r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I
 )
@@ -63,8 +64,7 @@ def no_endpoint(model: str) -> ApiError:
 def _request_fault(body: bytes, call: Call) -> ApiError:
     message, param = _read(body)
     if _CONTEXT.search(message):
-        param = "messages" if call.inference.api == "chat.completions" else "prompt"
-        return invalid(message, param=param, code="context_length_exceeded")
+        return invalid(message, param=_PROMPT[call.inference.api], code="context_length_exceeded")
     return invalid(message, param=param)
 
 
