@@ -23,7 +23,7 @@ from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.health import StoreHealth
 from forebay.platform.stores.schema import migrate
-from forebay.platform.tasks import end
+from forebay.platform.tasks import background, end
 from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
@@ -98,23 +98,23 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         spool = await _started(Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes))
         stack.push_async_callback(spool.stop)
         shipper = Shipper(spool, ledger)
-        stack.push_async_callback(end, asyncio.create_task(shipper.run()))
+        stack.push_async_callback(end, background("shipper", shipper.run))
         stack.push_async_callback(shipper.drain, SHIP_AT_END_S)
 
         hasher = Hasher(secrets_of(config, "key-hash"))
         lookups = database.create_engine(postgres_url, name="forebay-auth")  # strangers' keys wait apart from the rest
         stack.push_async_callback(lookups.dispose)
         auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
-        stack.push_async_callback(end, asyncio.create_task(auth.run()))
+        stack.push_async_callback(end, background("key changes", auth.run))
 
         pools = build_pools(config)
         watcher = Watcher(pools)
-        await watcher.start()
-        stack.push_async_callback(watcher.stop)
+        stack.callback(watcher.close)
+        stack.push_async_callback(end, background("endpoints", watcher.run))
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
-        stack.push_async_callback(end, asyncio.create_task(stores.run()))
+        stack.push_async_callback(end, background("stores", stores.run))
 
         catalogue = build_catalogue(config, pools)
         inferences = Inferences(
@@ -125,7 +125,7 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
             relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
-        stack.push_async_callback(end, asyncio.create_task(inferences.sweep()))
+        stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
         yield Service(
             config,
             engine=engine,

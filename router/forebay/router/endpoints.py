@@ -1,7 +1,6 @@
 """The engines behind a pool: which are up, what they can do, and what is booked on them."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Collection
@@ -190,23 +189,21 @@ class Pool:
 
 
 class Watcher:
-    """Probes every endpoint and turns the clock of every connection, until stopped."""
+    """Probes every endpoint and turns the clock of every connection."""
 
     def __init__(self, pools: Collection[Pool], *, tick_s: float = 0.1) -> None:
         self._endpoints = [endpoint for pool in pools for endpoint in pool.endpoints.values()]
         self._tick_s = tick_s
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._probe(endpoint)) for endpoint in self._endpoints]
-        self._tasks.append(asyncio.create_task(self._tick()))
+    async def run(self) -> None:
+        """Until cancelled. A fault in one of its loops ends all of them, to be started again together."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            for endpoint in self._endpoints:
+                tasks.create_task(self._probe(endpoint))
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    def close(self) -> None:
+        """Drop every connection."""
         for endpoint in self._endpoints:
             endpoint.client.close()
 

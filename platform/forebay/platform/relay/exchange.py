@@ -13,7 +13,7 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
-from forebay.platform.relay.metrics import FIRST_BYTE, INTERRUPTED
+from forebay.platform.relay.metrics import ATTEMPTS_FAILED, FIRST_BYTE, INTERRUPTED
 from forebay.platform.relay.patience import Patience
 from forebay.router import Booking, Connection, Endpoint, UpstreamError, Usage, Wake
 
@@ -236,6 +236,8 @@ class Exchange:
         if self._client.left:
             await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, self._counted(aborted=True))
             return
+        if error.status >= 500:  # else the request is at fault
+            ATTEMPTS_FAILED.labels(endpoint=self._endpoint.name, code=error.code).inc()
         await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
         if retry and not self._patience.begun:
             raise TryElsewhere(error, suspicion)

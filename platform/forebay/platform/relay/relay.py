@@ -7,7 +7,7 @@ from forebay.platform.relay import upstream_errors
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange, TryElsewhere
-from forebay.platform.relay.metrics import ATTEMPTS_FAILED, FAILOVERS
+from forebay.platform.relay.metrics import FAILOVERS
 from forebay.platform.tenancy.principal import Scope
 from forebay.router import Endpoint
 
@@ -49,7 +49,6 @@ class Relay:
                 await exchange.run()
             except TryElsewhere as retry:
                 failure = retry.error
-                ATTEMPTS_FAILED.labels(endpoint=endpoint.name, code=failure.code).inc()
                 if retry.suspicion:
                     suspects.append((endpoint, retry.suspicion))
             else:
