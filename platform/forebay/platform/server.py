@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -42,6 +43,8 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
             running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service,
             listening(service) as server,
         ):
+            gc.collect()
+            gc.freeze()  # what was loaded stays: collections need not walk it while streams wait
             ready = True
             on_ready()
             await _until_stopped(service, server, stop)
