@@ -102,6 +102,7 @@ async def test_a_stranger_who_says_nothing_is_hung_up_on(
         writer.write(sent)
         async with asyncio.timeout(3):
             await reader.read()
+        assert reader.at_eof()
 
 
 async def test_idle_connections_of_strangers_keep_nobody_out(open_door: OpenDoor) -> None:

@@ -34,8 +34,10 @@ def test_memory_is_bounded_per_project_and_in_all_and_given_back(monkeypatch: py
 def test_one_body_of_the_largest_size_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BODY_BYTES", 1)
     monkeypatch.setattr(bounds, "BODY_BYTES_PER_PROJECT", 1)
-    with Memory(body_limit=1000).hold("a") as held:
+    memory = Memory(body_limit=1000)
+    with memory.hold("a") as held:
         held.at_least(1000)
+        assert memory.held == 1000
 
 
 async def test_turns_go_round_the_projects() -> None:

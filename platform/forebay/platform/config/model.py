@@ -149,7 +149,7 @@ class Endpoint(_Section, frozen=True):
     ] = None
     engine: Annotated[
         Literal["vllm", "openai"],
-        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server, SGLang among them."),
+        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server."),
     ] = "vllm"
     served_model: Annotated[
         Text | None,
