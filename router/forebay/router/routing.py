@@ -1,0 +1,112 @@
+"""What is asked of a router and what it answers: the same whether it runs in this process or behind a socket."""
+
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Health(StrEnum):
+    UNKNOWN = "unknown"  # not probed yet; may be tried
+    UP = "up"
+    DOWN = "down"
+    MISCONFIGURED = "misconfigured"  # answers, but does not serve the model
+
+
+class Following(StrEnum):
+    """How well an endpoint's KV events are known."""
+
+    NONE = "none"  # it publishes none: what it holds is guessed from what was sent to it
+    STARTING = "starting"  # connected; what came before is being replayed
+    FOLLOWING = "following"
+    UNDECODABLE = "undecodable"  # its events cannot be read: nothing is known of what it holds
+    AWAY = "away"
+
+
+class EndpointState(Struct, frozen=True):
+    """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter."""
+
+    pool: str
+    name: str
+    health: Health = Health.UNKNOWN
+    reason: str = "not probed yet"
+    max_model_len: int | None = None
+    lora: str | None = None
+    events: Following = Following.NONE
+    in_flight: int = 0
+
+    @property
+    def available(self) -> bool:
+        return self.health in (Health.UNKNOWN, Health.UP)
+
+
+class Ask(Struct, frozen=True):
+    """What a placement needs to know of a request. `keys`: the prompt's seeded prefix keys, one for each 32nd token,
+    as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer."""
+
+    pool: str
+    keys: bytes
+    tokens: int
+    output: int
+    exclude: tuple[str, ...] = ()
+
+
+class Placed(Struct, frozen=True):
+    """Where the request goes. Its load is booked there until `ended` is told its `booking`."""
+
+    endpoint: str
+    booking: int
+    cached: int  # prompt tokens taken to be cached there
+    predicted_s: float  # seconds until its first token
+    alone: bool  # nothing else was in flight there: its times say something about rates
+
+
+class Candidate(Struct, frozen=True):
+    """One endpoint as a placement sees it. Seconds are predictions."""
+
+    endpoint: str
+    available: bool
+    reason: str
+    events: Following
+    in_flight: int
+    cached: int
+    cached_slow: int  # of those, tokens that lie in a slower tier than the accelerator's memory
+    queued_s: float
+    prefill_s: float
+    predicted_s: float
+    chosen: bool
+
+
+class Outcome(Struct, frozen=True):
+    """How an attempt ended. What was not seen is None; seconds are from dispatch to first token, and from there on."""
+
+    prompt_tokens: int | None = None
+    cached: int | None = None
+    output: int | None = None
+    first_token_s: float | None = None
+    decode_s: float | None = None
+
+
+class Router(Protocol):
+    """`place` and `explain` may wait for another process; the others only tell, and never raise."""
+
+    async def place(self, ask: Ask) -> Placed | None:
+        """The endpoint to send the request to, its load booked; None when no endpoint is available."""
+
+    async def explain(self, ask: Ask) -> list[Candidate]:
+        """What `place` would weigh; books nothing."""
+
+    def begun(self, booking: int) -> None:
+        """The first token came: the request's prefill is in nobody's way any more."""
+
+    def ended(self, booking: int, outcome: Outcome) -> None:
+        """The attempt is over, however it ended. Telling it twice changes nothing."""
+
+    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
+        """An exchange failed for the endpoint's fault. `at_once`: it is certainly gone (connection refused)."""
+
+    def answered(self, pool: str, endpoint: str) -> None:
+        """The endpoint answered a request."""
+
+    def states(self, pool: str) -> dict[str, EndpointState]:
+        """The endpoints of a pool by name, as last heard."""
