@@ -23,6 +23,13 @@ Url = Annotated[
         extra={"expects": "an http:// or https:// URL such as http://10.0.0.5:8000"},
     ),
 ]
+ZmqAddress = Annotated[
+    str,
+    Meta(
+        pattern=r"^(tcp://[^\s/*]+:[0-9]{1,5}|ipc://\S+)$",
+        extra={"expects": "a ZeroMQ address to connect to, such as tcp://10.0.0.5:5557"},
+    ),
+]
 EnvName = Annotated[
     str,
     Meta(
@@ -60,6 +67,30 @@ class Server(_Section, frozen=True):
     drain_timeout: Annotated[
         Seconds, Meta(description="Seconds that running requests get to finish when the front door stops.")
     ] = 30.0
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=64, description="Processes that serve requests; beyond 1, a router process runs beside them."),
+    ] = 1
+
+
+class Router(_Section, frozen=True):
+    """What the router may remember, and whom it asks when it starts."""
+
+    peers: Annotated[
+        tuple[Url, ...], Meta(description="Other front doors over the same pools, asked for their index at the start.")
+    ] = ()
+    warm_start_timeout: Annotated[
+        Seconds, Meta(description="Seconds that a start waits for peers and engines to tell what is cached.")
+    ] = 10.0
+    blocks_per_endpoint: Annotated[
+        int, Meta(ge=1024, le=1 << 26, description="KV-cache blocks remembered of one endpoint; the newest stay.")
+    ] = 1 << 20
+    prompt_memory_bytes: Annotated[
+        int, Meta(ge=1 << 20, description="Bytes of prompts remembered by each worker, so that no turn is read twice.")
+    ] = 512 << 20
+    prompt_memory_bytes_per_project: Annotated[
+        int, Meta(ge=1 << 20, description="Bytes of remembered prompts of one project in each worker.")
+    ] = 128 << 20
 
 
 class Timeouts(_Section, frozen=True):
@@ -161,6 +192,26 @@ class Endpoint(_Section, frozen=True):
     priority_scheduling: Annotated[
         bool, Meta(description="The engine runs with --scheduling-policy priority.")
     ] = False
+    kv_events: Annotated[
+        ZmqAddress | None,
+        Meta(
+            description="Where the engine publishes its KV events; unset, its cache is guessed from what it was sent.",
+            examples=["tcp://10.0.0.5:5557"],
+        ),
+    ] = None
+    kv_replay: Annotated[
+        ZmqAddress | None,
+        Meta(description="Where it repeats events that were missed.", examples=["tcp://10.0.0.5:5558"]),
+    ] = None
+    data_parallel_ranks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Data-parallel ranks behind the URL, each with a cache of its own; a rank's KV events come "
+            "from the port of rank 0 plus its number.",
+        ),
+    ] = 1
 
     @property
     def called(self) -> str:
@@ -212,6 +263,16 @@ class Model(_Section, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Tokens of input and output together, as the list of models says; unset, the engine's."),
     ] = None
+    tokenizer: Annotated[
+        Text | None,
+        Meta(
+            description="Directory of the model's `tokenizer.json`, `tokenizer_config.json` and chat template, as "
+            "its engines use them. Unset, the engine is asked to tokenize, or tokens are guessed from bytes."
+        ),
+    ] = None
+    chat_template: Annotated[
+        Text | None, Meta(description="File of the chat template, where engines run with another than the tokenizer's.")
+    ] = None
     apis: Annotated[
         tuple[Literal["chat", "completions", "embeddings"], ...], Meta(min_length=1, description="APIs it answers.")
     ] = ("chat", "completions")
@@ -246,6 +307,9 @@ class Config(_Section, frozen=True):
     )
     secrets: Annotated[Secrets, Meta(description="Files of secrets.")] = field(
         default_factory=Secrets
+    )
+    router: Annotated[Router, Meta(description="The router's memory and its peers.")] = field(
+        default_factory=Router
     )
     currency: Annotated[
         str,

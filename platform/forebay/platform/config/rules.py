@@ -17,6 +17,7 @@ Data = dict[str, Any]
 def judge(data: Data, report: Report, environ: Mapping[str, str]) -> None:
     """Every rule, in the order of the document."""
     limits(data["server"], report)
+    memory(data["router"], report)
     timeouts(data["timeouts"], report)
     urls.stores(data["stores"], report, environ)
     pools(data, report, environ)
@@ -32,6 +33,13 @@ def limits(server: Data | None, report: Report) -> None:
         path = report.given(("server", "maxInFlightPerProject"), ("server", "maxInFlight"))
         problem = f"maxInFlightPerProject ({project}) exceeds maxInFlight ({everyone})"
         report.fault(path, problem, f"set maxInFlightPerProject to at most {everyone}")
+
+
+def memory(router: Data | None, report: Report) -> None:
+    if router and _over(router["promptMemoryBytesPerProject"], router["promptMemoryBytes"]):
+        path = report.given(("router", "promptMemoryBytesPerProject"), ("router", "promptMemoryBytes"))
+        problem = "promptMemoryBytesPerProject exceeds promptMemoryBytes"
+        report.fault(path, problem, f"set it to at most {router['promptMemoryBytes']}")
 
 
 def timeouts(given: Data | None, report: Report) -> None:
@@ -77,6 +85,14 @@ def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping
     if variable and not environ.get(variable):
         fix = "set it where Forebay starts"
         report.fault((*path, "apiKeyEnv"), f"the variable {variable} is not set here", fix, warning=True)
+    if endpoint["kvReplay"] and not endpoint["kvEvents"]:
+        report.fault((*path, "kvReplay"), "kvReplay without kvEvents has no effect", "set kvEvents, or remove the key")
+    if (endpoint["dataParallelRanks"] or 1) > 1 and endpoint["engine"] == "openai":
+        problem = "engine openai cannot be told a data-parallel rank"
+        report.fault((*path, "dataParallelRanks"), problem, "set engine to vllm, or remove the key")
+    if (endpoint["dataParallelRanks"] or 1) > 1 and str(endpoint["kvEvents"]).startswith("ipc:"):
+        problem = "ranks beyond the first publish at ports, which an ipc:// address has none of"
+        report.fault((*path, "kvEvents"), problem, "give a tcp:// address")
     if endpoint["priorityScheduling"] and endpoint["engine"] == "openai":
         problem = "engine openai has no priorities"
         report.fault((*path, "priorityScheduling"), problem, "set engine to vllm, or remove the key")
