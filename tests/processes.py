@@ -78,9 +78,12 @@ async def front_door(
     valkey: str,
     port: int | None = None,
     key: str | None = None,
+    endpoints: Sequence[dict[str, Any]] = (),
+    tokenizer: str | None = None,
     **changes: Any,
 ) -> AsyncIterator[Door]:
-    """`forebay serve` over `engines`. `changes` are further sections of its configuration, as in the file."""
+    """`forebay serve` over `engines`. `changes` are further sections of its configuration, as in the file; `endpoints`
+    are further members of each endpoint."""
     port = port or any_port()
     config = {
         "apiVersion": "forebay.dev/v1",
@@ -90,7 +93,8 @@ async def front_door(
             {
                 "name": "main",
                 "endpoints": [
-                    {"url": url, "name": f"engine-{i}", **changes.get("endpoint", {})} for i, url in enumerate(engines)
+                    {"url": url, "name": f"engine-{i}", **changes.get("endpoint", {}), **further}
+                    for i, (url, further) in enumerate(zip(engines, endpoints or [{}] * len(engines), strict=True))
                 ],
             }
         ],
@@ -98,6 +102,7 @@ async def front_door(
             {
                 "name": model,
                 "pool": "main",
+                **({"tokenizer": tokenizer} if tokenizer else {}),
                 "aliases": ["alias"],
                 "apis": ["chat", "completions", "embeddings"],
                 "prices": [

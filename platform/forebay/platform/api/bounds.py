@@ -107,10 +107,11 @@ class Held:
 
 
 class Turns:
-    """One at a time. Of a project's requests only one stands in the queue, so that another project's is soon next."""
+    """So many at a time. Of a project's requests only one stands in the queue or has a turn, so that another project's
+    is soon next."""
 
-    def __init__(self) -> None:
-        self._one = asyncio.Lock()
+    def __init__(self, width: int = 1) -> None:
+        self._some = asyncio.Semaphore(width)
         self._projects: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
@@ -118,7 +119,7 @@ class Turns:
         mine = self._projects.get(project_id)
         if mine is None:
             mine = self._projects[project_id] = asyncio.Lock()
-        async with mine, self._one:
+        async with mine, self._some:
             yield
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 MAX_CHOICES = 128
+MAX_MESSAGES = 2048
 MAX_INPUTS = 2048  # of one embeddings request, as OpenAI has it
 TEMPLATE_RESERVED = frozenset({"chat_template", "tokenize", "return_dict", "return_tensors", "messages"})
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -62,7 +63,7 @@ class _Sampling(Struct, kw_only=True):
 
 
 class ChatRequest(_Sampling, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=2048)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

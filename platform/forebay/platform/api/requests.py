@@ -1,16 +1,18 @@
 """From a body's bytes to what may be sent to an engine (pure): strict JSON, an allow-list, OpenAI's error wording."""
 
 import difflib
-import re
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import jiter
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from forebay.platform.api import content, fields
+from forebay.platform.api.layout import Layout, Prior, layout, without
+from forebay.platform.api.wording import explain, json_type
 from forebay.platform.errors import ApiError, invalid
-from forebay.router import Work
 
 TYPES: dict[str, type[Struct]] = {
     "chat.completions": fields.ChatRequest,
@@ -18,16 +20,21 @@ TYPES: dict[str, type[Struct]] = {
     "embeddings": fields.EmbeddingRequest,
 }
 _KNOWN = {api: frozenset(kind.__struct_fields__) for api, kind in TYPES.items()}
-_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 BYTES_PER_TOKEN = 4  # a guess, good enough to weigh requests against each other
 EXPECTED_OUTPUT = 256  # tokens, where the request sets no limit
 MAX_VALUES = 1 << 20
 MAX_NESTED = 1 << 17
+_RENDERED = (  # what a chat template sees beside the messages
+    "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort",
+    "add_generation_prompt", "continue_final_message",
+)
 
 
 class Inference(Struct, frozen=True):
     """A validated request. `forward` is a JSON object of the members that go to an engine, as they came: objects would
-    take up to twenty times the memory. `affinity` names the conversation as far as placement is concerned."""
+    take up to twenty times the memory. `output`: tokens expected of all its answers. `size`: tokens of its input,
+    guessed from its bytes."""
 
     api: str
     model: str
@@ -38,30 +45,65 @@ class Inference(Struct, frozen=True):
     tier: str | None
     n: int
     prompts: int
-    affinity: bytes
-    work: Work
+    output: int
+    size: int
 
 
-def decode(api: str, body: bytes) -> Inference:
-    """Raises `ApiError` (400) that names the member at fault."""
-    _bound(body)
-    members = _parse(body)
+class ChatSource(Struct, frozen=True):
+    """What a chat prompt is rendered from. `messages` and `layout` are of those that follow `prior`. `rendered` names
+    the values of all other members that the template sees, `members` holds them."""
+
+    messages: list[dict[str, Any]]
+    layout: Layout | None
+    prior: Prior | None
+    rendered: bytes
+    members: dict[str, Any]
+
+
+class TextSource(Struct, frozen=True):
+    """Prompts of a completions request: texts, or token ids."""
+
+    prompts: list[str] | list[list[int]]
+
+
+Source = ChatSource | TextSource | None
+
+
+def decode(api: str, body: bytes, prior: Prior | None = None) -> tuple[Inference, Source]:
+    """The request, and what its prompt is made of. With `prior`, only what follows the messages known is read.
+    Raises `ApiError` (400, or 413) that names the member at fault."""
+    if prior is not None and (text := without(body, prior)) is not None:
+        try:
+            return _decode(api, text, body, prior)
+        except ApiError:  # said again by the whole reading, which counts messages from the first
+            pass
+    return _decode(api, body, body, None)
+
+
+def _decode(api: str, text: bytes, body: bytes, prior: Prior | None) -> tuple[Inference, Source]:
+    _bound(text, prior)
+    members = _parse(text)
     _check_names(api, members)
     try:
         request = msgspec.convert(members, TYPES[api])
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
-    if isinstance(request, fields.ChatRequest):
-        _check_chat(request)
-    forward = _forward(api, members, body)
+        raise explain(str(error)) from None
+    raw = _raw_decoder.decode(text)
     if isinstance(request, fields.EmbeddingRequest):
-        return _embedding(request, forward, body)
-    assert isinstance(request, fields.ChatRequest | fields.CompletionRequest)
-    return _generation(api, request, forward, body)
+        return _embedding(request, _forward(api, members, raw), body), None
+    if isinstance(request, fields.CompletionRequest):
+        inference = _generation(api, request, _forward(api, members, raw), len(body))  # checks its prompts
+        return inference, _text_source(request.prompt)
+    assert isinstance(request, fields.ChatRequest)
+    _check_chat(request, prior)
+    found = layout(text, raw, body, prior)
+    messages = body[found.start : found.end] if found else None
+    inference = _generation(api, request, _forward(api, members, raw, messages), len(body))
+    return inference, _chat_source(members, raw, found, prior)
 
 
 def _generation(
-    api: str, request: fields.ChatRequest | fields.CompletionRequest, forward: bytes, body: bytes
+    api: str, request: fields.ChatRequest | fields.CompletionRequest, forward: bytes, size: int
 ) -> Inference:
     options = request.stream_options
     if options is not None and not request.stream:
@@ -91,8 +133,8 @@ def _generation(
         tier=request.service_tier,
         n=n,
         prompts=prompts,
-        affinity=_affinity(request),
-        work=Work(len(body) // BYTES_PER_TOKEN, min(limit or EXPECTED_OUTPUT, EXPECTED_OUTPUT) * n * prompts),
+        output=min(limit or EXPECTED_OUTPUT, EXPECTED_OUTPUT) * n * prompts,
+        size=size // BYTES_PER_TOKEN,
     )
 
 
@@ -114,16 +156,37 @@ def _embedding(request: fields.EmbeddingRequest, forward: bytes, body: bytes) ->
         tier=request.service_tier,
         n=1,
         prompts=inputs,
-        affinity=b"",
-        work=Work(len(body) // BYTES_PER_TOKEN, 0),
+        output=0,
+        size=len(body) // BYTES_PER_TOKEN,
     )
 
 
-def _bound(body: bytes) -> None:
+def _chat_source(
+    members: dict[str, Any], raw: Mapping[str, Raw], found: Layout | None, prior: Prior | None
+) -> ChatSource:
+    given = [name for name in _RENDERED if members.get(name) is not None]
+    named = b",".join(f'"{name}":'.encode() + raw[name] for name in given)
+    return ChatSource(
+        messages=members["messages"],
+        layout=found,
+        prior=prior,
+        rendered=hashlib.blake2b(named, digest_size=16).digest(),
+        members={name: members[name] for name in given},
+    )
+
+
+def _text_source(prompt: str | list[Any]) -> TextSource:
+    if isinstance(prompt, list) and isinstance(prompt[0], str | list):
+        return TextSource(prompt)
+    return TextSource([prompt])  # type: ignore[arg-type]  # a text, or token ids
+
+
+def _bound(text: bytes, prior: Prior | None) -> None:
     """Raises `ApiError` (413) where there may be too many values: parsing holds up everybody, some 50 ns for each."""
-    if len(body) < MAX_NESTED:
+    commas, nested = (prior.commas, prior.nested) if prior else (0, 0)
+    if len(text) + commas + nested < MAX_NESTED:
         return
-    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_NESTED:
+    if text.count(b",") + commas > MAX_VALUES or text.count(b"[") + text.count(b"{") + nested > MAX_NESTED:
         raise invalid(
             f"The body may hold more than {MAX_VALUES} values, or {MAX_NESTED} arrays and objects (by its commas and "
             "brackets).",
@@ -132,7 +195,9 @@ def _bound(body: bytes) -> None:
         )
 
 
-def _check_chat(request: fields.ChatRequest) -> None:
+def _check_chat(request: fields.ChatRequest, prior: Prior | None) -> None:
+    if prior is not None and prior.messages + len(request.messages) > fields.MAX_MESSAGES:
+        raise invalid("Invalid 'messages': array too long.", param="messages", code="array_above_max_length")
     for number, message in enumerate(request.messages):
         if isinstance(message.content, list):
             content.check(message.content, f"messages[{number}].content")
@@ -152,16 +217,19 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise invalid(f"We could not parse the JSON body of your request: {error}.", code="invalid_json") from None
     if not isinstance(members, dict):
         raise invalid(
-            f"The body of a request is a JSON object; this one is {_json_type(members)}.", code="invalid_json"
+            f"The body of a request is a JSON object; this one is {json_type(members)}.", code="invalid_json"
         )
     return members
 
 
-def _forward(api: str, members: dict[str, Any], body: bytes) -> bytes:
+def _forward(api: str, members: dict[str, Any], raw: Mapping[str, Raw], messages: bytes | None = None) -> bytes:
     """Cut out of the body, not encoded again: the same numbers and escapes, at a tenth of the cost."""
     names = _KNOWN[api] - fields.NOT_FORWARDED
-    raw = _raw_decoder.decode(body)
-    kept = [f'"{name}":'.encode() + raw[name] for name, value in members.items() if value is not None and name in names]
+    kept = [
+        f'"{name}":'.encode() + (messages if name == "messages" and messages is not None else raw[name])
+        for name, value in members.items()
+        if value is not None and name in names
+    ]
     return b"{" + b",".join(kept) + b"}"
 
 
@@ -206,78 +274,3 @@ def _prompt_count(prompt: str | list[Any], name: str = "prompt") -> int:
 
 def _are_ids(entries: list[Any]) -> bool:
     return all(type(entry) is int and 0 <= entry < 1 << 31 for entry in entries)
-
-
-def _affinity(request: fields.ChatRequest | fields.CompletionRequest) -> bytes:
-    """The same for every turn of a conversation: the client's own cache key, or how the conversation begins."""
-    if request.prompt_cache_key:
-        return request.prompt_cache_key.encode()
-    if isinstance(request, fields.CompletionRequest):
-        prompt = request.prompt
-        return (prompt[:256] if isinstance(prompt, str) else repr(prompt[:64])).encode("utf-8", "surrogatepass")
-    opening = []
-    for message in request.messages[:8]:
-        said = message.content
-        opening.append(said[:1024] if isinstance(said, str) else repr(said)[:1024])
-        if message.role == "user":
-            break
-    return "\0".join(opening).encode("utf-8", "surrogatepass")
-
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
-_MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
-_TYPE = re.compile(r"^Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`$")
-_LENGTH = re.compile(r"^Expected `array` of length (?P<sense><=|>=) (?P<bound>\d+)$")
-_ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
-_NAMES = {
-    "int": "an integer",
-    "str": "a string",
-    "bool": "a boolean",
-    "float": "a number",
-    "array": "an array",
-    "object": "an object",
-    "null": "null",
-}
-
-
-def _explain(message: str) -> ApiError:
-    """msgspec's words turned into OpenAI's, with its codes."""
-    located = _PATH.search(message)
-    path = located["path"] if located else ""
-    text = _PATH.sub("", message)
-    if missing := _MISSING.search(text):
-        name = f"{path}.{missing['name']}" if path else missing["name"]
-        return invalid(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
-    if typed := _TYPE.match(text):
-        expected = " or ".join(
-            _NAMES.get(t.strip(), t.strip()) for t in typed["expected"].split("|") if t.strip() != "null"
-        )
-        got = _NAMES.get(typed["got"], typed["got"])
-        return invalid(
-            f"Invalid type for '{path}': expected {expected}, but got {got} instead.", param=path, code="invalid_type"
-        )
-    if length := _LENGTH.match(text):
-        bound = length["bound"]
-        if length["sense"] == ">=":
-            return invalid(
-                f"Invalid '{path}': empty array. Expected an array with minimum length {bound}.",
-                param=path,
-                code="empty_array",
-            )
-        return invalid(
-            f"Invalid '{path}': array too long. Expected an array with maximum length {bound}.",
-            param=path,
-            code="array_above_max_length",
-        )
-    if enum := _ENUM.match(text):
-        return invalid(
-            f"Invalid value for '{path}': {enum['value'][:80]} is not one of the values allowed.",
-            param=path,
-            code="invalid_value",
-        )
-    return invalid(f"Invalid '{path}': {text[:1].lower()}{text[1:]}.", param=path, code="invalid_value")
-
-
-def _json_type(value: object) -> str:
-    kinds = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return kinds.get(type(value), "null")

@@ -14,6 +14,7 @@ _COMMANDS = {
     "tenant": "Create, list, suspend, export and delete tenants.",
     "project": "Create and list projects, and choose their models.",
     "key": "Create, list, revoke and rotate API keys.",
+    "explain": "Show where a request would be placed, and why.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
 _MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy"}

@@ -1,6 +1,7 @@
 """`forebay demo`: two tenants talk to the platform at the same time, and see their bills."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 import openai
 
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.load import load_config
 from forebay.platform.config.model import Config
-from forebay.platform.local import conversation, settings, tenants
+from forebay.platform.local import conversation, probe, settings, tenants, vllm
 from forebay.platform.local.commands import LocalError
 from forebay.platform.local.conversation import Bill, CutError, Turn
 from forebay.platform.local.paths import paths
@@ -25,6 +27,7 @@ from forebay.platform.tenancy.opened import opened
 
 T = TypeVar("T")
 TENANTS = ("demo-a", "demo-b")
+USUAL_BLOCK = 128  # tokens; the largest block of the engines' cache that is common
 BILL_WAIT = 20.0  # seconds until all turns must have reached the ledger
 
 
@@ -82,7 +85,7 @@ async def _with_tenants(config: Config, postgres_url: str, base_url: str, model:
     where = paths(config.stores.state_dir)
     async with opened(config, postgres_url) as service:
         credentials = [await tenants.ensure(service, name, where.demo) for name in TENANTS]
-    await _converse(base_url, credentials, model or settings.first_model(config))
+    await _converse(base_url, credentials, model or settings.first_model(config), block=vllm.BLOCK)
 
 
 async def _elsewhere(base_url: str, keys: tuple[str, ...], model: str | None) -> None:
@@ -91,10 +94,10 @@ async def _elsewhere(base_url: str, keys: tuple[str, ...], model: str | None) ->
         async with conversation.client(base_url, keys[0]) as sdk:
             listed = await sdk.models.list()
         model = listed.data[0].id
-    await _converse(base_url, credentials, model)
+    await _converse(base_url, credentials, model, block=USUAL_BLOCK)
 
 
-async def _converse(base_url: str, credentials: list[Credentials], model: str) -> None:
+async def _converse(base_url: str, credentials: list[Credentials], model: str, *, block: int) -> None:
     click.echo(f"\nTwo tenants talk to {model} at {base_url}/v1, {len(conversation.QUESTIONS['demo-a'])} turns each\n")
     started = time.time()
     talks = await _both(credentials, lambda one: _talk(base_url, one, model))
@@ -105,7 +108,35 @@ async def _converse(base_url: str, credentials: list[Credentials], model: str) -
             f"{name}  {found.requests} requests, {found.input} input tokens ({found.cached} of them cached), "
             f"{found.output} output tokens, cost {found.cost}"
         )
-    click.echo("\nThe demo went well.")
+    await _require_context(base_url, talks, block)
+    click.echo("\nEvery turn after the first found its context. The demo went well.")
+
+
+async def _require_context(base_url: str, talks: dict[str, list[Turn]], block: int) -> None:
+    """Raises `LocalError` for a turn that was computed anew although the engines were all there."""
+    cold = [
+        f"turn {number} of {tenant}: {turn.cached_tokens} of {turn.prompt_tokens} tokens cached at {turn.endpoint}, "
+        f"after {earlier.prompt_tokens} at {earlier.endpoint}"
+        for tenant, turns in talks.items()
+        for number, (earlier, turn) in enumerate(itertools.pairwise(turns), 2)
+        if not turn.landed_after(earlier, block)
+    ]
+    if not cold:
+        return
+    said = "These turns did not find their context:\n  " + "\n  ".join(cold)
+    if not any(turn.cut for turns in talks.values() for turn in turns) and await _engines_are_up(base_url):
+        raise LocalError(said)
+    click.echo(f"\n{said}\nAn engine ended meanwhile, and its cache with it.")
+
+
+async def _engines_are_up(base_url: str) -> bool:
+    """As `/health` has it; a front door that hides it counts as one whose engines are."""
+    _, body = await probe.get(f"{base_url}/health")
+    try:
+        pools = msgspec.json.decode(body)["pools"]
+        return all(one["status"] == "up" for pool in pools.values() for one in pool.values())
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return True
 
 
 async def _talk(base_url: str, credentials: Credentials, model: str) -> list[Turn]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import openai
 from msgspec import Struct
 from openai import AsyncOpenAI
@@ -44,6 +45,11 @@ class Turn(Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    cut: bool = False  # asked again, since an answer broke off
+
+    def landed_after(self, earlier: "Turn", block: int) -> bool:
+        """Whether the whole blocks of the turn before were still at hand where this one was answered."""
+        return self.cached_tokens >= earlier.prompt_tokens // block * block
 
 
 class CutError(Exception):
@@ -84,7 +90,8 @@ async def _turn_or_again(
 ) -> Turn:
     for left in range(ASK_AGAIN, -1, -1):
         try:
-            return await ask(sdk, model, messages, lambda line: say(f"{tenant}    {line}"))
+            turn = await ask(sdk, model, messages, lambda line: say(f"{tenant}    {line}"))
+            return msgspec.structs.replace(turn, cut=left < ASK_AGAIN)
         except CutError as error:
             if not left:
                 raise

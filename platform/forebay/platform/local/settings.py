@@ -27,13 +27,28 @@ PRICES = (
 )
 
 
-def with_local_engines(config: Config, replicas: Sequence[Replica]) -> Config:
+def with_local_engines(config: Config, replicas: Sequence[Replica], paths: Paths) -> Config:
     """`config` with a pool of the local replicas and the model they serve. It must have no pools of its own."""
     endpoints = tuple(
-        Endpoint(url=replica.url, name=replica.name, engine="vllm", served_model=MODEL, priority_scheduling=True)
+        Endpoint(
+            url=replica.url,
+            name=replica.name,
+            engine="vllm",
+            served_model=MODEL,
+            priority_scheduling=True,
+            kv_events=replica.events,
+            kv_replay=replica.replay,
+        )
         for replica in replicas
     )
-    model = Model(name=MODEL, pool="local", aliases=(ALIAS,), context_length=CONTEXT, prices=PRICES)
+    model = Model(
+        name=MODEL,
+        pool="local",
+        aliases=(ALIAS,),
+        context_length=CONTEXT,
+        tokenizer=str(paths.weights),
+        prices=PRICES,
+    )
     return msgspec.structs.replace(config, pools=(Pool(name="local", endpoints=endpoints),), models=(model,))
 
 

@@ -166,7 +166,7 @@ class Stack:
         local = self.config.local
         ports = probe.free_ports(local.first_port, local.replicas, avoid=(self.config.server.port,))
         replicas = [vllm.replica(self.paths, index, port) for index, port in enumerate(ports)]
-        self.config = settings.with_local_engines(self.config, replicas)
+        self.config = settings.with_local_engines(self.config, replicas, self.paths)
         return [
             vllm.part(self.paths, replica, index=index, kv_cache_gib=local.kv_cache_gib)
             for index, replica in enumerate(replicas)

@@ -34,7 +34,7 @@ class Credentials(Struct, frozen=True):
 
 async def ensure(service: Tenancy, name: str, memory: Path) -> Credentials:
     """The tenant `name` with a key that works: the remembered one, or a new one."""
-    known = _recall(memory)
+    known = recall(memory)
     found = known.get(name)
     if found is not None and await _works(service, found):
         return found
@@ -67,7 +67,7 @@ async def _works(service: Tenancy, credentials: Credentials) -> bool:
     return key.status == "active" and tenant.status == "active"
 
 
-def _recall(memory: Path) -> dict[str, Credentials]:
+def recall(memory: Path) -> dict[str, Credentials]:
     try:
         return msgspec.json.decode(memory.read_bytes(), type=dict[str, Credentials])
     except FileNotFoundError:

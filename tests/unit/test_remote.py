@@ -1,0 +1,238 @@
+"""A worker's router and the router process, over a real socket in one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
+from forebay.router.remote.wire import VERSION, Explain, Hello, frame
+from forebay.router.routing import Ask, EndpointState, Health, Outcome
+from tests.doubles.shared_router import SharedRouter
+from tests.eventually import eventually
+
+ASK = Ask("main", b"12345678", 40, 10)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "router"
+
+
+@asynccontextmanager
+async def served(router: SharedRouter, path: Path, **options: object) -> AsyncIterator[RouterServer]:
+    async with RouterServer(router, ["main"], path, **options) as server:  # type: ignore[arg-type]
+        telling = asyncio.create_task(server.run())
+        try:
+            yield server
+        finally:
+            telling.cancel()
+
+
+@asynccontextmanager
+async def worker(path: Path, name: str = "0", **options: object) -> AsyncIterator[RemoteRouter]:
+    router = RemoteRouter(path, name, **options)  # type: ignore[arg-type]
+    running = asyncio.create_task(router.run())
+    try:
+        await router.until_connected(5.0)
+        yield router
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path) as client:
+        placed = await client.place(ASK)
+        assert placed is not None
+        assert (placed.endpoint, placed.cached, placed.alone) == ("e-0", 8, True)
+        assert router.asked == [ASK]
+        client.answered("main", "e-0")
+        client.begun(placed.booking)
+        client.ended(placed.booking, Outcome(prompt_tokens=40, cached=8, output=3, first_token_s=0.1))
+        client.failed("main", "e-0", "refused", at_once=True)
+        await eventually(lambda: len(router.heard) == 4)
+        assert router.heard == [
+            ("answered", "main", "e-0"),
+            ("begun", 1),
+            ("ended", 1, Outcome(prompt_tokens=40, cached=8, output=3, first_token_s=0.1)),
+            ("failed", "main", "e-0", "refused", True),
+        ]
+        assert await client.place(Ask("nowhere", b"", 1, 1)) is None
+        assert [candidate.endpoint for candidate in await client.explain(ASK)] == ["e-0"]
+
+
+async def test_answers_find_their_questions_when_many_are_asked_at_once(path: Path) -> None:
+    async with served(SharedRouter(), path), worker(path) as client:
+        placed = await asyncio.gather(*(client.place(Ask("main", bytes(8 * n), n, 1)) for n in range(200)))
+        assert [p.cached for p in placed if p] == [8 * n for n in range(200)]
+
+
+async def test_workers_see_each_others_bookings_and_one_that_goes_takes_only_its_own(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path, "0") as stays:
+        first = await stays.place(ASK)
+        async with worker(path, "1") as leaves:
+            second = await leaves.place(ASK)
+            assert first is not None
+            assert second is not None
+            assert not second.alone
+            assert len(router.booked) == 2
+        await eventually(lambda: len(router.booked) == 1)
+        stays.ended(first.booking, Outcome())
+        await eventually(lambda: not router.booked)
+
+
+async def test_endpoints_are_known_at_once_and_as_they_change(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path) as client:
+        assert client.states("main") == router.endpoints["main"]
+        router.endpoints["main"]["e-0"] = EndpointState("main", "e-0", Health.DOWN, "refused")
+        await eventually(lambda: client.states("main")["e-0"].reason == "refused")
+        router.endpoints["main"] = {"e-1": EndpointState("main", "e-1")}
+        await eventually(lambda: list(client.states("main")) == ["e-1"])
+        assert client.states("nowhere") == {}
+
+
+async def test_a_question_that_nobody_waits_for_any_more_leaves_no_booking(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path) as client:
+        asking = asyncio.create_task(client.place(ASK))
+        await asyncio.sleep(0)  # it is sent
+        asking.cancel()
+        await eventually(lambda: router.asked)
+        await eventually(lambda: not router.booked)
+
+
+async def test_a_router_that_does_not_answer_is_not_waited_for_for_long(path: Path) -> None:
+    silent = await asyncio.start_unix_server(lambda reader, _: _welcome_only(reader, _), path)
+    async with silent, worker(path, deadline=0.05) as client:
+        with pytest.raises(RouterUnavailable, match="did not answer within 0.05 s"):
+            await client.place(ASK)
+
+
+async def _welcome_only(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    from forebay.router.remote.wire import States  # noqa: PLC0415
+
+    writer.write(frame(States([], True)))
+    await writer.drain()
+
+
+async def test_a_router_that_is_away_fails_what_is_asked_and_is_found_again(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path) as server, worker(path, deadline=0.1) as client:
+        before = await client.place(ASK)
+        await server.__aexit__()
+        with pytest.raises(RouterUnavailable):
+            await client.place(ASK)
+        restarted = SharedRouter()
+        async with served(restarted, path):
+            await client.until_connected(5.0)
+            after = await client.place(ASK)
+            assert before is not None
+            assert after is not None
+            client.ended(before.booking, Outcome())  # of the router that went: the new one has the same number in use
+            client.begun(after.booking)
+            await eventually(lambda: restarted.heard)
+            assert restarted.heard == [("begun", 1)]
+            assert list(restarted.booked) == [1]
+
+
+async def test_questions_in_flight_fail_when_the_router_goes(path: Path) -> None:
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _welcome_only(_, writer)
+        accepted.append(writer)
+
+    silent = await asyncio.start_unix_server(accept, path)
+    async with silent, worker(path) as client:
+        asking = asyncio.create_task(client.place(ASK))
+        await eventually(lambda: accepted)
+        accepted[0].transport.abort()
+        with pytest.raises(RouterUnavailable, match="gone"):
+            await asking
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frame(Hello(VERSION, "1")) + b"\x00\x00\x00\x02\x91\xff",
+        frame(Hello(VERSION + 1, "1")),
+        frame(Explain(1, ASK)),
+    ],
+)
+async def test_nonsense_ends_its_own_connection_only(path: Path, said: bytes) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path) as client:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(said)
+        await _until_closed(reader)
+        writer.close()
+        assert await client.place(ASK) is not None
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(5.0):
+        try:
+            while await reader.read(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+
+
+async def test_a_worker_that_does_not_read_is_not_answered_into_memory(path: Path) -> None:
+    router = SharedRouter()
+    router.explained = 10_000  # about a megabyte an answer
+    async with served(router, path) as server, worker(path) as client:
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(frame(Hello(VERSION, "slow")) + b"".join(frame(Explain(n, ASK)) for n in range(100_000)))
+        slow = await eventually(lambda: server.workers.get("slow"))
+        await eventually(lambda: not slow.ready or slow.closed.done())
+        placed = await client.place(ASK)
+        assert placed is not None
+        asked = len(writer.transport.get_write_buffer_size().to_bytes(8, "big"))  # type: ignore[attr-defined]
+        assert asked
+        assert slow.unsent < 64 << 20
+        writer.transport.abort()
+        await slow.closed
+
+
+async def test_either_side_can_ask_the_other_by_name(path: Path) -> None:
+    async def shout(peer: str, body: bytes) -> bytes:
+        return f"{peer}: ".encode() + body.upper()
+
+    async def fault(_: str, __: bytes) -> bytes:
+        raise ValueError("no")
+
+    handlers = {"shout": shout, "fault": fault}
+    async with (
+        served(SharedRouter(), path, handlers=handlers) as server,
+        worker(path, "0", handlers=handlers) as client,
+        worker(path, "1"),
+    ):
+        assert await client.query("shout", b"hello", timeout=5.0) == b"0: HELLO"
+        assert await server.gather("shout", b"hello", timeout=5.0) == {"0": b"router: HELLO", "1": None}
+        with pytest.raises(RouterUnavailable, match="ValueError: no"):
+            await client.query("fault", timeout=5.0)
+
+
+async def test_a_worker_that_hangs_holds_up_a_round_of_questions_for_its_deadline_only(path: Path) -> None:
+    async def hang(_: str, __: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def well(_: str, __: bytes) -> bytes:
+        return b"well"
+
+    async with (
+        served(SharedRouter(), path) as server,
+        worker(path, "0", handlers={"how": hang}),
+        worker(path, "1", handlers={"how": well}),
+    ):
+        assert await server.gather("how", timeout=0.05) == {"0": None, "1": b"well"}
