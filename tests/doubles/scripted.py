@@ -24,7 +24,7 @@ def whole(body: bytes, *, status: str = "200 OK", length: int | None = None) -> 
 
 
 class ScriptedEngine:
-    """`script` writes the answer to each POST (a bytes value is written as it is); `asked` counts them.
+    """`script` writes the answer to each inference request (a bytes value is written as it is); `asked` counts them.
 
     A connection is kept when the script returns, and closed when it raises `ConnectionError`.
     """
@@ -74,6 +74,8 @@ class ScriptedEngine:
             writer.write(whole(b""))
         elif b"/abort_requests" in head.partition(b"\r\n")[0]:
             writer.write(whole(b"{}", status="403 Forbidden"))
+        elif head.startswith(b"post /tokenize"):
+            writer.write(whole(b"{}", status="404 Not Found"))
         else:
             self.asked += 1
             if isinstance(self.script, bytes):

@@ -41,3 +41,14 @@ def ledger(records: list[dict[str, Any]]) -> tuple[int, int, int]:
 async def stopped(*engines: EngineDouble) -> None:
     """Returns when the engines have nothing running; raises if that takes more than a second."""
     await eventually(lambda: not any(engine.scheduler.in_flight for engine in engines), timeout=1.0)
+
+
+def unbooked(door: Door) -> bool:
+    """Whether no load is held on any endpoint."""
+    routing = door.service.routing
+    assert routing is not None
+    core = routing.core
+    loads = [member.load for pool in core.pools.values() for member in pool.members.values()]
+    return not core.bookings and not any(
+        load.in_flight or load.waiting or load.prefill or load.silent or load.output for load in loads
+    )

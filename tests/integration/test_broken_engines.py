@@ -13,6 +13,7 @@ from tests.doubles.engine.server import EngineDouble
 from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk, whole
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
+from tests.integration.observed import unbooked
 
 
 def event(content: str = "a", tokens: int = 1, finish: str | None = None, index: int = 0, **delta: Any) -> bytes:
@@ -42,12 +43,11 @@ def frames(response: httpx.Response) -> list[str]:
 
 def at_rest(door: Door) -> bool:
     service = door.service
-    loads = [endpoint.load for pool in service.pools for endpoint in pool.endpoints.values()]
     return (
         not service.inferences.gate.in_flight
         and not service.inferences.tasks
         and not service.spool.open_count
-        and all(load.in_flight == 0 and load.booked_s == 0 for load in loads)
+        and unbooked(door)
     )
 
 
@@ -105,8 +105,8 @@ async def test_an_engine_that_answers_nonsense_costs_no_request(open_door: OpenD
                     wrong[name] = (response.status_code, response.text[-300:])
             assert broken.asked, name
             await asyncio.sleep(0.05)
-            for endpoint in door.service.pools[0].endpoints.values():
-                await endpoint.probe()
+            assert door.service.routing is not None
+            await door.service.routing.prober.once()
         assert not wrong, "\n".join(f"{k}: {v}" for k, v in wrong.items())
         assert at_rest(door)
 
@@ -234,11 +234,20 @@ async def test_a_request_is_sent_twice_at_most_by_a_keep_alive_race(open_door: O
 
 
 async def test_an_engine_that_dies_at_work_is_not_asked_again(open_door: OpenDoor) -> None:
+    kept: set[asyncio.StreamWriter] = set()
+    answer = whole(b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+
     async def script(writer: asyncio.StreamWriter) -> None:
+        if writer not in kept:
+            kept.add(writer)
+            writer.write(answer)
+            return
         await asyncio.sleep(1.2)
         raise ConnectionResetError
 
     async with ScriptedEngine(script, model=MODEL) as engine, open_door(engine) as door:
-        response = await door.chat("x")  # on the connection that the probes have left
+        assert (await door.chat("x")).status_code == 200
+        engine.asked = 0
+        response = await door.chat("x")  # on the connection that was kept
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_error")
         assert engine.asked == 1

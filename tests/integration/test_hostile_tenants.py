@@ -19,6 +19,7 @@ from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
+from tests.integration.observed import unbooked
 
 CHAT = "/v1/chat/completions"
 ENDLESS = Settings(max_model_len=400_000, cache_blocks=20_000, answer_tokens=None)
@@ -75,7 +76,8 @@ def at_rest(door: Door, *engines: EngineDouble) -> bool:
         or inferences.memory.held
         or door.service.spool.open_count
         or any(engine.scheduler.in_flight for engine in engines)
-        or any(e.load.in_flight or e.load.booked_s or e.client.active for e in endpoints)
+        or any(endpoint.client.active for endpoint in endpoints)
+        or not unbooked(door)
     )
 
 
@@ -156,6 +158,7 @@ async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given
             await eventually(lambda: engine.metrics.generation_tokens == 80_000, 20.0)
             await asyncio.sleep(0.5)
             assert door.service.inferences.gate.in_flight == 1
+            assert unbooked(door)  # the engine has done its part
             await eventually(lambda: at_rest(door, engine), 10.0)
         (record,) = await door.records(1)
         assert record["billable_output"] == 80_000

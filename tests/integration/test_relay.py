@@ -18,7 +18,7 @@ from tests.doubles.engine.server import EngineDouble
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
-from tests.integration.observed import SLOW, counters, ledger, stopped, stream
+from tests.integration.observed import SLOW, counters, ledger, stopped, stream, unbooked
 
 
 async def failovers(door: Door) -> float:
@@ -63,6 +63,7 @@ async def test_a_whole_answer_names_the_alias_the_tier_and_the_request(open_door
         assert body["service_tier"] == "default"  # as served, not as asked
         assert response.headers["x-request-id"].startswith("req_")
         assert response.headers["x-forebay-endpoint"] == "engine-0"
+        assert int(response.headers["x-forebay-cached-tokens"]) >= 0
         assert int(response.headers["openai-processing-ms"]) >= 0
         (record,) = await door.records(1)
         assert record["request_id"] == response.headers["x-request-id"]
@@ -240,15 +241,25 @@ async def test_the_openai_client_reads_through_heartbeats(open_door: OpenDoor) -
         assert chunks[-1].choices[0].finish_reason == "length"
 
 
-async def test_an_over_long_prompt_is_named_as_such(open_door: OpenDoor) -> None:
+async def test_an_over_long_prompt_is_refused_before_any_engine_computes_it(open_door: OpenDoor) -> None:
     async with EngineDouble(max_model_len=256) as engine, open_door(engine) as door:
         response = await door.chat("word " * 1000)
         assert response.status_code == 400
-        assert response.json()["error"]["code"] == "context_length_exceeded"
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert "256 tokens" in error["message"]
         assert (await door.chat(max_tokens=2)).status_code == 200
-        refused, _ = await door.records(2)
+        (answered,) = await door.records(1)
+        assert answered["status"] == "completed"
+
+
+async def test_an_over_long_prompt_that_only_its_engine_can_count_is_named_as_such(open_door: OpenDoor) -> None:
+    async with EngineDouble(max_model_len=256) as engine, open_door(engine, endpoint={"engine": "openai"}) as door:
+        response = await door.chat("word " * 1000)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        (refused,) = await door.records(1)
         assert (refused["status"], refused["error"]) == ("failed", "context_length_exceeded")
-        assert refused["measured"]
         assert refused["engine_input_uncached"] == 0
 
 
@@ -311,9 +322,7 @@ async def test_over_a_mixed_run_the_ledger_equals_the_engines_counters(open_door
             records = [dict(r) for r in (await db.execute(text("SELECT * FROM usage_records"))).mappings()]
         assert {r["status"] for r in records} == {"completed", "cancelled", "failed"}
         assert ledger(records) == counters(one, two)
-        assert all(
-            e.load.in_flight == 0 and e.load.booked_s == 0 for p in door.service.pools for e in p.endpoints.values()
-        )
+        assert unbooked(door)
 
 
 async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_door: OpenDoor) -> None:
@@ -323,5 +332,5 @@ async def test_a_key_without_the_debug_scope_does_not_learn_the_endpoint(open_do
         raw = await client.chat.completions.with_raw_response.create(
             model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=1
         )
-        assert "x-forebay-endpoint" not in raw.headers
+        assert not any(name.startswith("x-forebay-") for name in raw.headers)
         await client.close()

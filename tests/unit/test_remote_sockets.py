@@ -38,6 +38,7 @@ async def test_a_socket_that_a_dead_router_left_is_replaced(tmp_path: Path) -> N
     async with RouterServer(SharedRouter(), ["main"], path):
         _, writer = await asyncio.open_unix_connection(path)
         writer.close()
+        await writer.wait_closed()
     assert not path.exists()
 
 
@@ -49,3 +50,4 @@ async def test_a_second_router_on_one_path_is_refused_and_leaves_the_first_alone
                 pass
         _, writer = await asyncio.open_unix_connection(path)
         writer.close()
+        await writer.wait_closed()

@@ -1,5 +1,7 @@
 """Frames between workers and router: whatever the pieces a socket cuts them into."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -11,8 +13,8 @@ from forebay.router.remote.wire import (
     Begun,
     Ended,
     Failed,
-    Framer,
     FrameError,
+    Framer,
     FromRouter,
     FromWorker,
     Place,
@@ -44,7 +46,7 @@ def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(
     data = b"".join(map(frame, messages))
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     framer: Framer[FromWorker] = Framer(FromWorker)
-    heard = [m for start, end in zip(places, places[1:], strict=False) for m in framer.feed(data[start:end])]
+    heard = [m for start, end in pairwise(places) for m in framer.feed(data[start:end])]
     assert heard == messages
 
 

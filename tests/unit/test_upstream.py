@@ -118,7 +118,7 @@ async def test_nobody_there() -> None:
     client = Client("http://127.0.0.1:1", connect_timeout=1.0)
     with pytest.raises(UpstreamError) as caught:
         await client.acquire()
-    assert caught.value.kind == "connect"
+    assert caught.value.kind == "refused"
 
 
 async def test_a_wait_can_be_interrupted_or_timed_before_during_and_after() -> None:

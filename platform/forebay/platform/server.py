@@ -1,4 +1,4 @@
-"""One process that serves: an event loop, granian's embedded HTTP server, and the service behind it."""
+"""A process that serves: an event loop, granian's embedded HTTP server, and the service behind it."""
 
 import asyncio
 import contextlib
@@ -32,53 +32,95 @@ STOP_TIMEOUT_S = 10.0
 
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early, a first one the start."""
-    _raise_file_limit()
-    ready = False
-    stop = asyncio.Event()
-    end = asyncio.current_task().cancel  # type: ignore[union-attr]
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, lambda: stop.set() if ready else end())
+    raise_file_limit()
+    async with until_signalled() as stop, running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service:
+        await serve_until(stop, service, bind(config.server.host, config.server.port), on_ready)
+
+
+async def serve_until(
+    stop: "Stop", service: Service, listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    """Serve on a bound socket until a stop is asked for, then drain."""
+    async with listening(service, listener) as server:
+        gc.collect()
+        gc.freeze()  # what was loaded stays: collections need not walk it while streams wait
+        stop.started()
+        on_ready()
+        await first_of(stop.asked(), _ended(server))
+        log.info("draining: %d requests in flight", service.inferences.gate.in_flight)
+        await first_of(service.drain(), stop.hurried())
+        await service.cut()
+
+
+class Stop:
+    """What asks a process to stop: the first time in order, then in a hurry. Before `started` it ends the start."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._started = False
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        if self._asked.is_set():
+            self._hurried.set()
+        self._asked.set()
+        if not self._started and self._task is not None:
+            self._task.cancel()
+
+    def hurry(self) -> None:
+        self.ask()
+        self._hurried.set()
+
+    def started(self) -> None:
+        self._started = True
+
+    async def asked(self) -> None:
+        """Returns when a stop is asked for."""
+        await self._asked.wait()
+
+    async def hurried(self) -> None:
+        """Returns when it shall end now."""
+        await self._hurried.wait()
+
+
+@asynccontextmanager
+async def until_signalled(signals: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)) -> AsyncIterator[Stop]:
+    """A start that is stopped ends the block, and is no error."""
+    stop = Stop()
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, stop.ask)
     try:
-        async with (
-            running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service,
-            listening(service) as server,
-        ):
-            gc.collect()
-            gc.freeze()  # what was loaded stays: collections need not walk it while streams wait
-            ready = True
-            on_ready()
-            await _until_stopped(service, server, stop)
+        yield stop
     except asyncio.CancelledError:
-        if ready:
+        if not stop.is_asked:
             raise
         log.info("stopped before it was ready")
 
 
-async def _until_stopped(service: Service, server: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if server.done():
-        server.result()
-        raise RuntimeError("the HTTP server ended by itself")
-    log.info("draining: %d requests in flight", service.inferences.gate.in_flight)
-    stop.clear()
-    await _first(service.drain(), stop.wait())
-
-
 @asynccontextmanager
-async def listening(service: Service) -> "AsyncIterator[asyncio.Task[None]]":
-    """The service's HTTP server; yields its task, which ends only by a fault. Raises `OSError` for a port in use."""
+async def listening(
+    service: Service, listener: socket.socket | None = None
+) -> AsyncIterator["asyncio.Task[None]"]:
+    """The service's HTTP server, on a bound socket or one of its own; yields its task, which ends only by a fault.
+    Raises `OSError` for a port in use."""
     config = service.config.server
+    listener = listener or bind(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    listener.listen(BACKLOG)
     # HTTP/1.1 only: where it may be either, granian waits for ever for a client that does not say which HTTP it speaks.
     server = _Server(
-        create_app(service), _listener(config.host, config.port), interface=Interfaces.ASGINL, websockets=False,
+        create_app(service), listener, interface=Interfaces.ASGINL, websockets=False,
         http=HTTPModes.http1, http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
         backlog=BACKLOG, backpressure=_connections(config.max_in_flight), log_enabled=False,
     )  # fmt: skip
     task = asyncio.create_task(server.serve())
     try:
-        await _accepting(config.host, config.port, task)
+        await _accepting(host, port, task)
         yield task
     finally:
         server.stop()  # type: ignore[no-untyped-call]
@@ -96,13 +138,17 @@ class _Server(Server):
         self._shd = SocketHolder(self._listener.detach(), False, self.backlog)  # type: ignore[assignment,call-arg]
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """Raises `OSError` for a port that somebody listens on: granian's own socket would share it, and split the
-    requests."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that does not listen yet, so that clients are refused while the rest starts. Raises `OSError` for a port
+    that somebody listens on: granian's own socket would share it, and split the requests."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that are over
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it: the kernel ends those that are not read from
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
@@ -110,7 +156,7 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """Up to what the account may have: the usual 1,024 is a default from the days of select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -139,11 +185,20 @@ async def _accepting(host: str, port: int, server: "asyncio.Task[None]") -> None
     server.result()
 
 
-async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Until one of them is done; the others are cancelled."""
+async def _ended(server: "asyncio.Task[None]") -> None:
+    await asyncio.wait((server,))
+    server.result()
+    raise RuntimeError("the HTTP server ended by itself")
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is done; the others are cancelled. Raises what it raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

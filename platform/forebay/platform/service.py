@@ -6,18 +6,25 @@ import logging
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, Shipper, Spool
+from forebay.metering import Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
+from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
+from forebay.platform.api.prompts import Prompts
 from forebay.platform.catalogue import Catalogue, Entry, prices_of
-from forebay.platform.config.model import Config, Endpoint
+from forebay.platform.config.faults import ConfigError
+from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.readers import load_readers
 from forebay.platform.relay.relay import Relay
+from forebay.platform.routers import routed, specs_of, weights_of
 from forebay.platform.stores import database, valkey
 from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
@@ -28,15 +35,30 @@ from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
-from forebay.router import EndpointSpec, Pool, Watcher
+from forebay.platform.workers.view import View
+from forebay.router import Memory, Pool, Router, RouterService, Ticker
+from forebay.router.remote import RemoteRouter
 
 log = logging.getLogger(__name__)
 
 SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the next start
+SPOOL_WITHIN_S = 5.0  # a worker that starts may be adopting the spool of one that starts beside it
+CUT_S = 10.0  # seconds for requests that are cut to end their streams and records
+FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError)  # of a start, told in one line
+
+
+class Seat(Struct, frozen=True):
+    """A worker's place in a front door of `of` workers: `name` is its number."""
+
+    name: str
+    of: int
+    router: RemoteRouter
+    view: View
 
 
 class Service:
-    """Everything a front door holds while it runs. Build it with `running`."""
+    """Everything a front door holds while it runs. Build it with `running`. `routing` is None, and `seat` is set, in a
+    worker, whose router is in another process."""
 
     def __init__(
         self,
@@ -44,6 +66,9 @@ class Service:
         *,
         engine: AsyncEngine,
         pools: list[Pool],
+        router: Router,
+        routing: RouterService | None,
+        seat: Seat | None,
         catalogue: Catalogue,
         spool: Spool,
         auth: Authenticator,
@@ -55,6 +80,9 @@ class Service:
         self.config = config
         self.engine = engine
         self.pools = pools
+        self.router = router
+        self.routing = routing
+        self.seat = seat
         self.catalogue = catalogue
         self.spool = spool
         self.auth = auth
@@ -67,35 +95,54 @@ class Service:
     def draining(self) -> bool:
         return self.inferences.gate.draining
 
+    @property
+    def routes(self) -> bool:
+        """Whether the router is there, and knows what endpoints hold as far as it will soon."""
+        return self.routing.ready if self.routing is not None else self.seat is not None and self.seat.router.connected
+
     async def drain(self) -> None:
-        """Take no new request, wait for those in flight, and end what is left at the deadline with an error frame."""
+        """Take no new request, and wait for those in flight, as long as the drain timeout."""
         self.inferences.gate.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.server.drain_timeout):
                 await self.inferences.gate.idle.wait()
+
+    async def cut(self) -> None:
+        """End what is in flight with an error frame."""
         left = set(self.inferences.tasks)
         for task in left:
             task.cancel()
         if left:
-            log.warning("%d requests did not end within the drain timeout and were cut", len(left))
-            await asyncio.wait(left, timeout=10.0)
+            log.warning("%d requests did not end in time and were cut", len(left))
+            await asyncio.wait(left, timeout=CUT_S)
+
+
+async def prepare(config: Config, postgres_url: str) -> None:
+    """What is done once, however many processes serve. Waits for Postgres, since a first start needs its keys and its
+    schema. Raises `StoreError`, `PriceConflictError`."""
+    engine = database.create_engine(postgres_url, pool_size=1)
+    try:
+        await first_contact(engine)
+        await migrate(engine)
+        await Ledger(engine).register_prices(prices_of(config))
+    finally:
+        await engine.dispose()
 
 
 @asynccontextmanager
-async def running(config: Config, *, postgres_url: str, valkey_url: str) -> AsyncIterator[Service]:
-    """A started front door. Waits for Postgres, since a first start needs its keys and its schema."""
-    state = Path(config.stores.state_dir)
+async def running(
+    config: Config, *, postgres_url: str, valkey_url: str, seat: Seat | None = None
+) -> AsyncIterator[Service]:
+    """A started front door, or with a `seat` one of its workers, for which everything is prepared."""
+    if seat is None:
+        await prepare(config, postgres_url)
     async with AsyncExitStack() as stack:
         engine = database.create_engine(postgres_url)
         stack.push_async_callback(engine.dispose)
         cache = valkey.create_client(valkey_url)
         stack.push_async_callback(cache.aclose)
-        await first_contact(engine)
-        await migrate(engine)
         ledger = Ledger(engine)
-        await ledger.register_prices(prices_of(config))
-
-        spool = await _started(Spool(state / "spool" / spool_name(), config.stores.spool_limit_bytes))
+        spool = await _spool(config, seat)
         stack.push_async_callback(spool.stop)
         shipper = Shipper(spool, ledger)
         stack.push_async_callback(end, background("shipper", shipper.run))
@@ -107,22 +154,34 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
         auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
         stack.push_async_callback(end, background("key changes", auth.run))
 
-        pools = build_pools(config)
-        watcher = Watcher(pools)
-        stack.callback(watcher.close)
-        stack.push_async_callback(end, background("endpoints", watcher.run))
+        specs = specs_of(config)
+        pools = [Pool(name, specs[name], connect_timeout=config.timeouts.connect) for name in specs]
+        ticker = Ticker(pools)
+        stack.callback(ticker.close)
+        stack.push_async_callback(end, background("connections", ticker.run))
+        routing: RouterService | None = None
+        router: Router
+        if seat is None:
+            routing = await stack.enter_async_context(routed(config))
+            router = routing.router
+        else:
+            router = seat.router
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
         stack.push_async_callback(end, background("stores", stores.run))
 
         catalogue = build_catalogue(config, pools)
+        weights, memory = weights_of(config), _memory(config)
+        readers = await load_readers(config, weights, memory)
         inferences = Inferences(
             auth=auth,
             catalogue=catalogue,
+            prompts=Prompts(readers.prompters, weights, memory, router, EngineTokens(router)),
+            router=router,
             spool=spool,
             server=config.server,
-            relay=Relay(spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
+            relay=Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
         stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
@@ -130,6 +189,9 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
             config,
             engine=engine,
             pools=pools,
+            router=router,
+            routing=routing,
+            seat=seat,
             catalogue=catalogue,
             spool=spool,
             auth=auth,
@@ -138,17 +200,6 @@ async def running(config: Config, *, postgres_url: str, valkey_url: str) -> Asyn
             inferences=inferences,
             stores=stores,
         )
-
-
-def build_pools(config: Config) -> list[Pool]:
-    return [
-        Pool(
-            pool.name,
-            [_spec(endpoint, config.served_model(pool, endpoint)) for endpoint in pool.endpoints],
-            connect_timeout=config.timeouts.connect,
-        )
-        for pool in config.pools
-    ]
 
 
 def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:
@@ -162,25 +213,29 @@ def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:
     )
 
 
+def _memory(config: Config) -> Memory:
+    return Memory(config.router.prompt_memory_bytes, config.router.prompt_memory_bytes_per_project)
+
+
 def spool_name() -> str:
     """One spool a host (and replica): the same after a restart, so that what it held is found again."""
     return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
 
 
-def _spec(endpoint: Endpoint, served_model: str) -> EndpointSpec:
-    return EndpointSpec(
-        name=endpoint.called,
-        url=endpoint.url,
-        engine=endpoint.engine,
-        served_model=served_model,
-        api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
-        priority_scheduling=endpoint.priority_scheduling,
-    )
-
-
-async def _started(spool: Spool) -> Spool:
-    try:
-        await spool.start()
-    except sqlite3.Error as error:
-        raise StoreError(f"{spool.directory} cannot hold the usage spool: {error}") from error
-    return spool
+async def _spool(config: Config, seat: Seat | None) -> Spool:
+    """This process's own, started. The bound on its size is the front door's."""
+    name = f"{spool_name()}-w{seat.name}" if seat else spool_name()
+    limit = config.stores.spool_limit_bytes // (seat.of if seat else 1)
+    deadline = time.monotonic() + (SPOOL_WITHIN_S if seat else 0.0)
+    spool = Spool(Path(config.stores.state_dir) / "spool" / name, limit)
+    while True:
+        try:
+            await spool.start()
+        except SpoolInUseError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        except sqlite3.Error as error:
+            raise StoreError(f"{spool.directory} cannot hold the usage spool: {error}") from error
+        else:
+            return spool

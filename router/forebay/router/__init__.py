@@ -1,23 +1,73 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
-from forebay.router.endpoints import Endpoint, EndpointSpec, Health, Pool, Watcher
-from forebay.router.placement import Booking, Work
+from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Ticker
+from forebay.router.local import LocalRouter, RouterService
+from forebay.router.prefix.keys import Weights, seeded
+from forebay.router.prompt.chat import Chat, TemplateError
+from forebay.router.prompt.ladder import Ladder
+from forebay.router.prompt.ladder_limit import TooLongError
+from forebay.router.prompt.memory import Memory
+from forebay.router.prompt.prompt import Prompt, Rung
+from forebay.router.prompt.prompter import Checkpoint, Prompter, Read, byte_read, ids_read
+from forebay.router.prompt.template import Template
+from forebay.router.prompt.tokenizer import Tokenizer
+from forebay.router.prompt.tokenizer_files import TokenizerError
+from forebay.router.prompt.trie import Node
+from forebay.router.remote.channel import RouterUnavailable
+from forebay.router.routing import (
+    Ask,
+    Candidate,
+    EndpointState,
+    Following,
+    Health,
+    Outcome,
+    Placed,
+    Router,
+    context_length,
+)
 from forebay.router.upstream import Connection, UpstreamError, Wake
 
 __all__ = [
     "Adapter",
-    "Booking",
+    "Ask",
+    "Candidate",
+    "Chat",
+    "Checkpoint",
     "Connection",
     "Endpoint",
     "EndpointSpec",
+    "EndpointState",
+    "Following",
     "Health",
+    "Ladder",
+    "LocalRouter",
+    "Memory",
+    "Node",
+    "Outcome",
+    "Placed",
     "Pool",
+    "Prompt",
+    "Prompter",
+    "Read",
+    "Router",
+    "RouterService",
+    "RouterUnavailable",
+    "Rung",
     "ServerFields",
+    "Template",
+    "TemplateError",
+    "Ticker",
+    "Tokenizer",
+    "TokenizerError",
+    "TooLongError",
     "UpstreamError",
     "Usage",
     "Wake",
-    "Watcher",
-    "Work",
+    "Weights",
+    "byte_read",
+    "context_length",
     "decode_usage",
+    "ids_read",
+    "seeded",
 ]

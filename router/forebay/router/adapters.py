@@ -10,11 +10,13 @@ from msgspec import Struct
 
 
 class ServerFields(Struct, frozen=True):
-    """What Forebay tells an engine about a request, whatever the tenant sent. `rank` 0 is ordinary; lower is sooner."""
+    """What Forebay tells an engine about a request, whatever the tenant sent. `rank` 0 is ordinary; lower is sooner.
+    `data_parallel_rank`: which of the engine's ranks is to answer; None where it has but one."""
 
     request_id: str
     cache_salt: str
     rank: int = 0
+    data_parallel_rank: int | None = None
 
 
 class _PromptDetails(Struct):
@@ -68,6 +70,7 @@ class Adapter:
     health_path: ClassVar[bytes] = b""  # without one, /v1/models alone decides
     continuous_usage: ClassVar[bool] = False
     prompt_counted_per_choice: ClassVar[bool] = False
+    tokenizes: ClassVar[bool] = False  # at POST /tokenize
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         """Body fields that the server sets."""
@@ -87,12 +90,19 @@ class VllmAdapter(Adapter):
     health_path = b"/health"
     continuous_usage = True
     prompt_counted_per_choice = True
+    tokenizes = True
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {"cache_salt": server.cache_salt}
         if priority:
             fields["priority"] = server.rank  # lower runs earlier
         return fields
+
+    def headers(self, server: ServerFields) -> bytes:
+        lines = super().headers(server)
+        if server.data_parallel_rank is not None:  # read by both generating routes: GenerateBaseServing, vLLM 0.32
+            lines += b"x-data-parallel-rank: %d\r\n" % server.data_parallel_rank
+        return lines
 
     def abort(self, api: str, request_id: str, prompts: int) -> tuple[bytes, bytes] | None:
         """Needs `--enable-scale-out`; without it the engine answers 403."""

@@ -1,77 +1,70 @@
-"""Which endpoint answers: the one with the least predicted work ahead, booked in the same step (pure).
+"""Which endpoint answers: the one whose answer is predicted to cost the fewest seconds (pure).
 
-Work is in seconds: uncached prefill plus decode at rates learnt from what streams show. With equal work ahead the same
-conversation goes to the same endpoint (rendezvous hashing on its affinity key), so an idle pool keeps its caches warm,
-and different conversations spread evenly. The request's own seconds are left out: rates of like replicas differ by
-noise, and that noise would decide instead of the affinity.
+    seconds = prefill queued ahead + prefill of what is not cached + what other answers there add to this one
+
+A cached prefix counts for the seconds that it saves and no more, so a popular one draws requests only until the queue
+at its holder is worth more than to compute it elsewhere.
 """
 
-from collections.abc import Iterable
-from hashlib import blake2b
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-COLD_PREFILL_S = 1 / 2_000  # seconds a prompt token, until a rate is learnt
-COLD_DECODE_S = 1 / 50  # seconds an output token, until a rate is learnt
-SMOOTHING = 0.2  # weight of a new observation
-BOUND = 8.0  # an observation moves a rate by at most this factor's worth, so one outlier does not misplace a minute
+from forebay.router.loads import Load
+from forebay.router.prefix.index import Match
+from forebay.router.prefix.keys import GRID
+from forebay.router.rates import Rates
+from forebay.router.routing import Ask
+
+SLOW_SHARE = 0.1  # of a token's prefill: to load it from host memory (25 GB/s, 128 KiB a token: 200,000 a second)
+FULL_BATCH = 256  # answers at once (vLLM's --max-num-seqs) at which each is taken to be generated at half the speed
+TIE_S = 0.002  # predictions closer than this, or than this share, are equal
+TIE_SHARE = 0.05
 
 
-class Work(Struct, frozen=True):
-    """A request's size as far as placement may guess it: prompt tokens to compute, output tokens expected."""
+class Option(Struct):
+    """One endpoint for one request, at one moment."""
 
-    prompt_tokens: int
-    output_tokens: int
+    name: str
+    cached: int  # tokens
+    slow: int  # of those, in a slower tier than the accelerator's memory
+    prefill: int  # tokens to compute; those to load count by their share
+    queued_s: float
+    prefill_s: float
+    interference_s: float
+    in_flight: int
+    output: int  # tokens that are expected to be generated there
+    turn: int  # when it was last chosen
+    seconds: float
 
-
-class Load(Struct):
-    """What is booked on one endpoint, and what its seconds are worth."""
-
-    prefill_s: float = COLD_PREFILL_S
-    decode_s: float = COLD_DECODE_S
-    booked_s: float = 0.0
-    in_flight: int = 0
-
-    def seconds(self, work: Work) -> float:
-        return work.prompt_tokens * self.prefill_s + work.output_tokens * self.decode_s
-
-    def learn_prefill(self, tokens: int, seconds: float) -> None:
-        if tokens > 0 and seconds > 0:
-            self.prefill_s = _smooth(self.prefill_s, seconds / tokens)
-
-    def learn_decode(self, tokens: int, seconds: float) -> None:
-        if tokens > 0 and seconds > 0:
-            self.decode_s = _smooth(self.decode_s, seconds / tokens)
+    @property
+    def predicted_s(self) -> float:
+        """Seconds to the first token."""
+        return self.queued_s + self.prefill_s
 
 
-class Booking:
-    """Load held on an endpoint from the pick until the attempt ends; releasing twice changes nothing."""
-
-    __slots__ = ("_load", "_seconds")
-
-    def __init__(self, load: Load, seconds: float) -> None:
-        self._load: Load | None = load
-        self._seconds = seconds
-        load.booked_s += seconds
-        load.in_flight += 1
-
-    def release(self) -> None:
-        load, self._load = self._load, None
-        if load is not None:
-            load.in_flight -= 1
-            load.booked_s = load.booked_s - self._seconds if load.in_flight else 0.0
+def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float) -> Option:
+    """An endpoint by its load, its rates, and what it holds of the prompt."""
+    # An engine always computes the last token.
+    cached = min(held.tokens, (ask.tokens - 1) // GRID * GRID) if held.tokens else 0
+    slow = max(0, cached - held.fast)
+    prefill = max(1, ask.tokens - cached + (round(slow * SLOW_SHARE) if slow else 0))
+    queued_s = load.queued(now, rates.prefill_s) * rates.prefill_s if load.prefill else 0.0
+    prefill_s = rates.fixed_s + prefill * rates.prefill_s
+    interference_s = ask.output * rates.decode_s * load.in_flight / FULL_BATCH
+    return Option(
+        load.endpoint, cached, slow, prefill, queued_s, prefill_s, interference_s, load.in_flight, load.output,
+        load.turn, queued_s + prefill_s + interference_s,
+    )  # fmt: skip
 
 
-def pick(loads: Iterable[tuple[str, Load]], affinity: bytes) -> str | None:
-    """The name of the endpoint with the fewest predicted seconds of work ahead; None when there is no candidate."""
-    best: tuple[float, bytes, str] | None = None
-    for name, load in loads:
-        key = (round(load.booked_s, 3), blake2b(affinity + name.encode(), digest_size=8).digest(), name)
-        if best is None or key < best:
-            best = key
-    return None if best is None else best[2]
-
-
-def _smooth(old: float, observed: float) -> float:
-    observed = min(max(observed, old / BOUND), old * BOUND)
-    return old + SMOOTHING * (observed - old)
+def choose(options: Sequence[Option]) -> Option:
+    """The least seconds; of near ties the one with the fewest requests, then the least to generate, then one that has
+    most of the prompt (a short conversation on a fast engine stays together), then the one that was not chosen for
+    longest. Raises `ValueError` without an option."""
+    least = min([option.seconds for option in options])
+    limit = least + max(TIE_S, TIE_SHARE * least)
+    near = [option for option in options if option.seconds <= limit]
+    if len(near) == 1:
+        return near[0]
+    return min(near, key=lambda one: (one.in_flight, one.output, one.cached < one.prefill, one.turn))

@@ -1,5 +1,6 @@
 """What is asked of a router and what it answers: the same whether it runs in this process or behind a socket."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Protocol
 
@@ -42,13 +43,15 @@ class EndpointState(Struct, frozen=True):
 
 class Ask(Struct, frozen=True):
     """What a placement needs to know of a request. `keys`: the prompt's seeded prefix keys, one for each 32nd token,
-    as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer."""
+    as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer. `stream`: its first
+    token will be seen when it comes; of a whole answer only the end is."""
 
     pool: str
     keys: bytes
     tokens: int
     output: int
     exclude: tuple[str, ...] = ()
+    stream: bool = True
 
 
 class Placed(Struct, frozen=True):
@@ -62,7 +65,8 @@ class Placed(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """One endpoint as a placement sees it. Seconds are predictions."""
+    """One endpoint as a placement sees it. Seconds are predictions: until the first token, and by how much the answers
+    that are generated there lengthen this one."""
 
     endpoint: str
     available: bool
@@ -75,6 +79,7 @@ class Candidate(Struct, frozen=True):
     prefill_s: float
     predicted_s: float
     chosen: bool
+    interference_s: float = 0.0
 
 
 class Outcome(Struct, frozen=True):
@@ -110,3 +115,9 @@ class Router(Protocol):
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         """The endpoints of a pool by name, as last heard."""
+
+
+def context_length(states: Iterable[EndpointState]) -> int | None:
+    """Of a pool: what every endpoint that told of its own can take. None where none has."""
+    lengths = [state.max_model_len for state in states if state.max_model_len]
+    return min(lengths) if lengths else None

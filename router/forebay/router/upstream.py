@@ -21,7 +21,7 @@ class UpstreamError(Exception):
 
     def __init__(self, kind: str, message: str, *, reused: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind  # "connect", "closed", "protocol" or "timeout"
+        self.kind = kind  # "refused" (nobody listens), "connect", "closed", "protocol" or "timeout"
         self.reused = reused
 
 
@@ -242,7 +242,8 @@ class Client:
         return f"<Client {self._parts.netloc} [{len(self.active)} active, {len(self._idle)} idle]>"
 
     async def acquire(self, *, fresh: bool = False) -> Connection:
-        """A connection ready to send on; `fresh`: one that was never used. Raises `UpstreamError("connect", …)`."""
+        """A connection ready to send on; `fresh`: one that was never used. Raises `UpstreamError` of kind
+        "refused" or "connect"."""
         loop = asyncio.get_running_loop()
         while self._idle and not fresh:
             connection = self._idle.pop()
@@ -283,7 +284,6 @@ class Client:
                     lambda: Connection(loop), parts.hostname or "", port, ssl=True if parts.scheme == "https" else None
                 )
         except (OSError, TimeoutError) as error:
-            raise UpstreamError(
-                "connect", f"cannot connect to {parts.hostname}:{port}: {error or 'timed out'}"
-            ) from error
+            kind = "refused" if isinstance(error, ConnectionRefusedError) else "connect"
+            raise UpstreamError(kind, f"cannot connect to {parts.hostname}:{port}: {error or 'timed out'}") from error
         return connection

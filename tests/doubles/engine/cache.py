@@ -1,4 +1,5 @@
-"""A prefix cache over real blocks, with vLLM's rules. Pure: events are appended to a list that the caller drains.
+"""A prefix cache over real blocks, with vLLM's rules. Pure: events are appended to a list that the caller drains; they
+have the members of every engine, of which `encodings.py` writes those of one.
 
 A block's key chains its tokens to its parent's key; `cache_salt` enters the first block. Hits are full blocks, at most
 the prompt less one token. Blocks in use are counted; free blocks keep their content until they are taken, the one
@@ -133,6 +134,18 @@ class PrefixCache:
             self.events.append({"type": "AllBlocksCleared"})
         return True
 
+    def forget(self) -> None:
+        """Lose everything without a word, as an engine that ends does. No sequence may run."""
+        assert len(self._free) == self.capacity
+        self._cached.clear()
+        for block in self._free.values():
+            block.key = None
+        self.events.clear()
+
+    def contents(self) -> dict[int, int]:
+        """How many blocks hold each key."""
+        return {key: len(copies) for key, copies in self._cached.items()}
+
     def _match(self, tokens: Sequence[int], salt: str | None) -> tuple[list[int], int]:
         keys: list[int] = []
         for number in range((len(tokens) - 1) // self.block_size):
@@ -182,4 +195,5 @@ class PrefixCache:
             "extra_keys": [[salted] if salted else None, *[None] * (len(keys) - 1)],
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
+            "cache_salt": allocation.salt,
         }

@@ -76,9 +76,7 @@ class EngineDouble:
         self._loop = asyncio.get_running_loop()
         await self.listen()
         if self.settings.kv_events is not None:
-            self.events = EventPublisher(
-                self.settings.kv_events, self.settings.kv_replay, self.settings.kv_topic, self.settings.kv_replay_steps
-            )
+            self.events = EventPublisher(self.settings)
             self.events.start()
         return self
 
@@ -125,6 +123,19 @@ class EngineDouble:
         """Forget every cached block, unless requests run."""
         self.cache.clear()
         self._publish()
+
+    async def restart(self) -> None:
+        """End and start again, as far as cache and events are concerned: running requests are aborted, the cache is
+        empty, and the events' sequence begins at 0 at the same addresses."""
+        if self.events is None:
+            self._forget_cache()
+        else:
+            await self.events.restart(self._forget_cache)
+
+    def _forget_cache(self) -> None:
+        for sequence in [*self.scheduler.running, *self.scheduler.queued]:
+            self._stop(sequence)
+        self.cache.forget()
 
     async def drain(self) -> None:
         """vLLM's SIGTERM with --shutdown-timeout: new requests get 500, running ones finish. Returns when none runs."""

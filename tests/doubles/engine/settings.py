@@ -36,6 +36,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """ZMQ ROUTER endpoint of the replay."""
     kv_topic: str = ""
     kv_replay_steps: int = 10_000
+    kv_encoding: str = "vllm"
+    """How events are written, by the engine that does it so: see encodings.py."""
+    kv_hashes: str = "int"
+    """Or "bytes": blocks are named by 32 bytes, as vLLM does with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+    kv_topic_frame: bool = True
+    kv_replay_topic_frame: bool = True
+    """False: rows of the replay have no topic, as before vLLM 0.26 and SGLang 0.5.22."""
     shutdown_timeout: float = 30.0
     request_log: int = 256
     seed: int = 0

@@ -13,12 +13,14 @@ BODY_BYTES_PER_PROJECT = 1 << 28
 
 
 class Gate:
-    """Bounds on what is being answered here at once, in all and per project."""
+    """Bounds on what is being answered at once, in all and per project, here and by other workers as last heard."""
 
     def __init__(self, total: int, per_project: int) -> None:
         self._total = total
         self._per_project = per_project
         self._projects: dict[str, int] = {}
+        self._elsewhere: dict[str, int] = {}
+        self._elsewhere_in_all = 0
         self.in_flight = 0
         self.draining = False
         self.idle = asyncio.Event()
@@ -28,12 +30,13 @@ class Gate:
         """Raises `ApiError` 503 or 429; otherwise `leave` must follow."""
         if self.draining:
             raise unavailable("shutting_down", "This server is shutting down. Please try again.", retry_after=1)
-        if self.in_flight >= self._total:
+        if self.in_flight + self._elsewhere_in_all >= self._total:
             raise _overloaded()
         mine = self._projects.get(project_id, 0)
-        if mine >= self._per_project:
+        everywhere = mine + self._elsewhere.get(project_id, 0)
+        if everywhere >= self._per_project:
             raise _too_much(
-                f"Your project has {mine} requests in flight; the limit is {self._per_project}.",
+                f"Your project has {everywhere} requests in flight; the limit is {self._per_project}.",
                 "project_concurrency",
                 self._per_project,
             )
@@ -50,6 +53,16 @@ class Gate:
             del self._projects[project_id]
         if not self.in_flight:
             self.idle.set()
+
+    @property
+    def by_project(self) -> dict[str, int]:
+        """Requests in flight here."""
+        return self._projects
+
+    def hear(self, elsewhere: dict[str, int]) -> None:
+        """Other workers' requests in flight by project."""
+        self._elsewhere = elsewhere
+        self._elsewhere_in_all = sum(elsewhere.values())
 
 
 class Memory:

@@ -1,4 +1,4 @@
-"""Whether the front door lives, whether it can answer, and its metrics."""
+"""Whether the front door lives, whether it can answer, and its metrics. Any of its workers answers for all of it."""
 
 from typing import Any
 
@@ -7,10 +7,12 @@ from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from forebay.platform.service import Service
+from forebay.platform.workers.view import Status
+from forebay.router import EndpointState, Following
 
 
 def report(service: Service) -> tuple[bool, dict[str, Any]]:
-    """Ready, and every component as it is.
+    """Whether this process is ready, and every component as it is.
 
     A store that is away degrades the service (known keys are honoured, usage waits in the spool), so it does not end
     readiness: taking every replica out at once would turn a degraded service into an outage.
@@ -19,19 +21,14 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
         name: {"status": "up" if s.up else "down", "since": s.since, **({"error": s.error} if s.error else {})}
         for name, s in service.stores.states.items()
     }
-    pools = {
-        pool.name: {
-            endpoint.name: {"status": endpoint.health.value, **({"reason": endpoint.reason} if endpoint.reason else {})}
-            for endpoint in pool.endpoints.values()
-        }
-        for pool in service.pools
-    }
-    answering = any(pool.available for pool in service.pools) or not service.pools
-    ready = service.spool.accepting and not service.draining and answering
+    endpoints = {pool.name: service.router.states(pool.name) for pool in service.pools}
+    available = [state.available for states in endpoints.values() for state in states.values()]
+    answering = any(available) or not service.pools
+    ready = service.spool.accepting and not service.draining and answering and service.routes
     well = (
         ready
         and all(s.up for s in service.stores.states.values())
-        and all(endpoint.available for pool in service.pools for endpoint in pool.endpoints.values())
+        and all(available)
     )
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
@@ -41,22 +38,35 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
             "status": "accepting" if service.spool.accepting else "refusing",
             "unshipped": service.spool.unshipped,
         },
-        "pools": pools,
+        "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
     }
+
+
+def _endpoint(state: EndpointState) -> dict[str, str]:
+    reason = {"reason": state.reason} if state.reason else {}
+    events = {} if state.events is Following.NONE else {"events": state.events.value}
+    return {"status": state.health.value, **reason, **events}
 
 
 class HealthController(Controller):
     """`/health` is 200 while the process can speak; `/ready` is 503 while it should get no traffic."""
 
-    @get("/health", sync_to_thread=False)
-    def health(self, service: NamedDependency[Service]) -> dict[str, Any]:
-        return report(service)[1]
+    @get("/health")
+    async def health(self, service: NamedDependency[Service]) -> dict[str, Any]:
+        return (await _whole(service))[1]
 
-    @get("/ready", sync_to_thread=False)
-    def ready(self, service: NamedDependency[Service]) -> Response[dict[str, Any]]:
-        ready, body = report(service)
+    @get("/ready")
+    async def ready(self, service: NamedDependency[Service]) -> Response[dict[str, Any]]:
+        ready, body = await _whole(service)
         return Response(body, status_code=200 if ready else 503, headers=None if ready else {"retry-after": "1"})
 
-    @get("/metrics", sync_to_thread=False)
-    def metrics(self) -> Response[bytes]:
-        return Response(generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST})
+    @get("/metrics")
+    async def metrics(self, service: NamedDependency[Service]) -> Response[bytes]:
+        text = await service.seat.view.metrics() if service.seat else generate_latest()
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def _whole(service: Service) -> tuple[bool, dict[str, Any]]:
+    """Of the front door, all its processes."""
+    ready, body = report(service)
+    return await service.seat.view.report(Status(ready, body)) if service.seat else (ready, body)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litestar import asgi
@@ -11,7 +12,10 @@ from litestar.handlers import ASGIRouteHandler
 
 from forebay.metering import Spool
 from forebay.platform.api.bounds import Gate, Held, Memory, Turns
-from forebay.platform.api.requests import Inference, decode
+from forebay.platform.api.explaining import explanation
+from forebay.platform.api.prompts import Prompts, Unread
+from forebay.platform.api.requests import Inference, Source, decode
+from forebay.platform.api.transcripts import Known
 from forebay.platform.catalogue import Catalogue
 from forebay.platform.config.model import Server
 from forebay.platform.errors import ApiError, invalid, unavailable
@@ -22,9 +26,11 @@ from forebay.platform.relay.relay import Relay
 from forebay.platform.tenancy.auth import Authenticator, require
 from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
+from forebay.router import Router
 
 log = logging.getLogger(__name__)
-_ROUTES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions", "/v1/embeddings": "embeddings"}
+_Act = Callable[[Call, Client], Awaitable[None]]
+_ROUTES = {"chat/completions": "chat.completions", "completions": "completions", "embeddings": "embeddings"}
 STALLED_S = 60.0  # seconds a tenant may leave its socket full
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
 
@@ -33,10 +39,21 @@ class Inferences:
     """Authenticates, bounds, decodes, and hands to the relay. One instance serves all inference routes."""
 
     def __init__(
-        self, *, auth: Authenticator, catalogue: Catalogue, relay: Relay, spool: Spool, salter: Salter, server: Server
+        self,
+        *,
+        auth: Authenticator,
+        catalogue: Catalogue,
+        prompts: Prompts,
+        router: Router,
+        relay: Relay,
+        spool: Spool,
+        salter: Salter,
+        server: Server,
     ) -> None:
         self._auth = auth
         self._catalogue = catalogue
+        self._prompts = prompts
+        self._router = router
         self._relay = relay
         self._spool = spool
         self._salter = salter
@@ -48,7 +65,10 @@ class Inferences:
         IN_FLIGHT.set_function(lambda: self.gate.in_flight)
 
     def routes(self) -> list[ASGIRouteHandler]:
-        return [self._route(path, api) for path, api in _ROUTES.items()]
+        """`/v1/explain/…` takes what the route proper takes, and says where it would be sent."""
+        relayed = [self._route(f"/v1/{path}", api, self._run) for path, api in _ROUTES.items()]
+        explained = [self._route(f"/v1/explain/{path}", api, self._explain) for path, api in _ROUTES.items()]
+        return relayed + explained
 
     @property
     def tasks(self) -> "set[asyncio.Task[Any]]":
@@ -63,20 +83,20 @@ class Inferences:
                 if not client.stalled and client.check_stalled(STALLED_S):
                     task.cancel()
 
-    def _route(self, path: str, api: str) -> ASGIRouteHandler:
+    def _route(self, path: str, api: str, act: _Act) -> ASGIRouteHandler:
         async def handle(scope: Any, receive: Any, send: Any) -> None:
-            await self.handle(api, scope, receive, send)
+            await self.handle(api, act, scope, receive, send)
 
         return asgi(path, copy_scope=False)(handle)
 
-    async def handle(self, api: str, scope: Any, receive: Receive, send: Send) -> None:
+    async def handle(self, api: str, act: _Act, scope: Any, receive: Receive, send: Send) -> None:
         client = Client(receive, send, new_request_id())
         task = asyncio.current_task()
         assert task is not None
         self._clients[task] = client
         model, status = "", "200"
         try:
-            model = await self._answer(api, scope, client)
+            model = await self._answer(api, act, scope, client)
         except ApiError as error:
             status = error.code
             await client.fail(error)
@@ -97,7 +117,7 @@ class Inferences:
                 status = "client_left"
             REQUESTS.labels(api=api, model=model, status=status).inc()
 
-    async def _answer(self, api: str, scope: Any, client: Client) -> str:
+    async def _answer(self, api: str, act: _Act, scope: Any, client: Client) -> str:
         headers = dict(scope["headers"])
         principal = await self._auth.identify(headers)
         require(principal, Scope.INFERENCE)
@@ -107,46 +127,60 @@ class Inferences:
         self.gate.enter(principal.project_id)
         try:
             with self.memory.hold(principal.project_id) as held:
-                inference = await self._read(api, client, principal, held, _content_length(headers))
-                call = self._call(client.request_id, principal, inference)
-                client.watch()
-                await self._relay.run(call, client)
+                call = await self._read(api, client, principal, held, _content_length(headers))
+                await act(call, client)
                 return call.model
         finally:
             self.gate.leave(principal.project_id)
 
-    async def _read(
-        self, api: str, client: Client, principal: Principal, held: Held, declared: int | None
-    ) -> Inference:
-        """Returns without the body, so that nothing keeps it while the answer streams."""
-        parts = await client.body(self._body_limit, declared, held.at_least)
-        if _is_light(parts):
-            return decode(api, b"".join(parts))
-        async with self._decoding.take(principal.project_id):
-            return await asyncio.to_thread(lambda: decode(api, b"".join(parts)))
+    async def _run(self, call: Call, client: Client) -> None:
+        client.watch()
+        await self._relay.run(call, client)
 
-    def _call(self, request_id: str, principal: Principal, inference: Inference) -> Call:
+    async def _explain(self, call: Call, client: Client) -> None:
+        require(call.principal, Scope.DEBUG)
+        candidates = await self._router.explain(call.ask(()))
+        await client.answer(explanation(call, candidates))
+
+    async def _read(self, api: str, client: Client, principal: Principal, held: Held, declared: int | None) -> Call:
+        """Returns without the body, so that nothing keeps it while the answer streams."""
+        body = b"".join(await client.body(self._body_limit, declared, held.at_least))
+        project = principal.project_id
+        known = self._prompts.known(project, api, body)
+        inference, source = await self._decode(api, body, known, project)
         entry = self._catalogue.for_api(inference.model, principal, inference.api)
+        salt = self._salter.salt(project)
+        prompt = await self._prompts.read(Unread(project, salt, entry, inference, source, known, body))
         return Call(
-            request_id=request_id,
+            request_id=client.request_id,
             principal=principal,
             inference=inference,
             model=entry.model.name,
             asked=inference.model,
             pool=entry.pool,
             price_version=entry.price_version(time.time()),
-            cache_salt=self._salter.salt(principal.project_id),
+            cache_salt=salt,
+            prompt=prompt,
         )
+
+    async def _decode(self, api: str, body: bytes, known: Known | None, project: str) -> tuple[Inference, Source]:
+        prior = known.prior if known else None
+        if _is_light(body, prior.end - prior.head if prior else 0):
+            return decode(api, body, prior)
+        async with self._decoding.take(project):
+            return await asyncio.to_thread(decode, api, body, prior)
 
 
 def new_request_id() -> str:
     return "req_" + os.urandom(16).hex()
 
 
-def _is_light(parts: list[bytes]) -> bool:
-    if sum(map(len, parts)) > LIGHT_BYTES:
+def _is_light(body: bytes, known: int) -> bool:
+    """Whether the rest takes less than half a millisecond; what is known is cut out of it before it is parsed."""
+    if len(body) - known > LIGHT_BYTES:
         return False
-    return sum(part.count(b"[") + part.count(b"{") for part in parts) <= LIGHT_NESTED
+    start = known if known else 0
+    return body.count(b"[", start) + body.count(b"{", start) <= LIGHT_NESTED
 
 
 def _check_head(method: str, headers: dict[bytes, bytes]) -> None:

@@ -10,6 +10,7 @@ from forebay.platform.catalogue import Entry
 from forebay.platform.service import Service
 from forebay.platform.tenancy.auth import require
 from forebay.platform.tenancy.principal import Principal, Scope
+from forebay.router import context_length
 
 
 class ModelsController(Controller):
@@ -19,7 +20,7 @@ class ModelsController(Controller):
     def list_models(self, service: NamedDependency[Service], principal: NamedDependency[Principal]) -> dict[str, Any]:
         require(principal, Scope.INFERENCE)
         cards = [
-            _card(entry, name)
+            _card(service, entry, name)
             for entry in service.catalogue.visible(principal)
             for name in (entry.model.name, *entry.model.aliases)
         ]
@@ -31,10 +32,10 @@ class ModelsController(Controller):
     ) -> dict[str, Any]:
         require(principal, Scope.INFERENCE)
         asked = name.lstrip("/")
-        return _card(service.catalogue.resolve(asked, principal), asked)
+        return _card(service, service.catalogue.resolve(asked, principal), asked)
 
 
-def _card(entry: Entry, name: str) -> dict[str, Any]:
+def _card(service: Service, entry: Entry, name: str) -> dict[str, Any]:
     """OpenAI's model object; `max_model_len` is vLLM's addition, which clients use to size prompts."""
     model = entry.model
     return {
@@ -42,6 +43,6 @@ def _card(entry: Entry, name: str) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": model.owned_by,
-        "max_model_len": model.context_length or entry.pool.context_length,
+        "max_model_len": model.context_length or context_length(service.router.states(entry.pool.name).values()),
         **({"root": model.name} if name != model.name else {}),
     }

@@ -5,6 +5,8 @@ import logging
 
 import click
 
+from forebay.platform import logs
+
 _COMMANDS = {
     "up": "Run the platform on this machine: stores, two vLLM replicas, front door.",
     "serve": "Serve the models that the configuration names.",
@@ -18,7 +20,6 @@ _COMMANDS = {
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
 _MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy"}
-_QUIET = ("alembic", "httpx", "httpcore", "asyncio")
 
 
 class _Commands(click.Group):
@@ -50,6 +51,4 @@ def main(context: click.Context, *, verbose: bool) -> None:
     """
     runs = context.invoked_subcommand in ("serve", "up", "demo")
     level = logging.DEBUG if verbose else logging.INFO if runs else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logs.set_up(level)

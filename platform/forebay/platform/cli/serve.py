@@ -1,4 +1,4 @@
-"""`forebay serve`: the front door, in this process."""
+"""`forebay serve`: the front door, in this process or in several."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,13 +7,15 @@ import click
 import msgspec
 import uvloop
 
-from forebay.metering import PriceConflictError, SpoolInUseError
-from forebay.platform.config.load import ConfigError, load_config
+from forebay.platform import server
+from forebay.platform.config.load import load_config
 from forebay.platform.config.model import Config
 from forebay.platform.local.probe import any_port
-from forebay.platform.server import serve as run_server
+from forebay.platform.service import FAULTS
 from forebay.platform.stores import embedded
-from forebay.platform.stores.daemon import StoreError
+from forebay.platform.workers import parent
+from forebay.platform.workers.crew import WorkerError
+from forebay.router.remote import SocketInUseError
 
 
 @click.command()
@@ -36,8 +38,9 @@ def serve(path: Path | None) -> None:
             config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=port))
         with ExitStack() as stack:
             postgres, valkey = _stores(config, stack)
-            uvloop.run(run_server(config, postgres_url=postgres, valkey_url=valkey, on_ready=lambda: _say(config)))
-    except (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError) as error:
+            run = parent.serve if config.server.workers > 1 else server.serve
+            uvloop.run(run(config, postgres_url=postgres, valkey_url=valkey, on_ready=lambda: _say(config)))
+    except (SocketInUseError, WorkerError, *FAULTS) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -9,7 +9,7 @@ from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
-from forebay.router import Endpoint, Pool, ServerFields
+from forebay.router import Ask, Endpoint, Pool, Prompt, ServerFields
 
 DEFAULT_TIER = "default"
 _PATHS = {
@@ -30,17 +30,19 @@ class Call(Struct, frozen=True):
     pool: Pool
     price_version: str
     cache_salt: str
+    prompt: Prompt
     tier_used: str = DEFAULT_TIER
 
-    @property
-    def affinity(self) -> bytes:
-        return self.principal.project_id.encode() + self.inference.affinity
+    def ask(self, exclude: tuple[str, ...]) -> Ask:
+        """What to ask the router; `exclude` are the endpoints that were tried."""
+        inference, prompt = self.inference, self.prompt
+        return Ask(self.pool.name, prompt.keys, prompt.tokens, inference.output, exclude, inference.stream)
 
     def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Head and body of the engine's request. The body is the server's own members and what may pass of the
         tenant's, as it came."""
         spec, adapter, stream = endpoint.spec, endpoint.adapter, self.inference.stream
-        server = ServerFields(request_id=self.request_id, cache_salt=self.cache_salt)
+        server = ServerFields(self.request_id, self.cache_salt, data_parallel_rank=spec.rank)
         members: dict[str, Any] = {"model": spec.served_model}
         if stream:
             members["stream"] = True

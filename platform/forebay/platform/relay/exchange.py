@@ -15,11 +15,12 @@ from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED, FIRST_BYTE, INTERRUPTED
 from forebay.platform.relay.patience import Patience
-from forebay.router import Booking, Connection, Endpoint, UpstreamError, Usage, Wake
+from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
 
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
+MOST_TOKENS = 1 << 31  # in one request, that are believed
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
 
 
@@ -45,9 +46,10 @@ class Exchange:
         call: Call,
         client: Client,
         endpoint: Endpoint,
-        booking: Booking,
+        placed: Placed,
         *,
         number: int,
+        router: Router,
         spool: Spool,
         timeouts: Timeouts,
         checkpoint_every: float,
@@ -55,7 +57,8 @@ class Exchange:
         self._call = call
         self._client = client
         self._endpoint = endpoint
-        self._booking = booking
+        self._router = router
+        self._booking: int | None = placed.booking
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
         self._patience = Patience(timeouts, stream=call.inference.stream, now=self._loop.time())
@@ -67,7 +70,6 @@ class Exchange:
         self._held = b""
         self._whole: list[bytes] = []
         self._not_run = False  # the engine refused the request
-        self._alone = endpoint.load.in_flight == 1
 
     async def run(self) -> None:
         self._client.on_left = self._interrupt
@@ -76,8 +78,8 @@ class Exchange:
                 await self._dispatch()
                 await (self._relay_stream() if self._call.inference.stream else self._relay_whole())
             except UpstreamError as error:
-                if error.kind == "connect":
-                    self._endpoint.failed(str(error), at_once=True)
+                if error.kind in ("refused", "connect"):
+                    self._failed(str(error), at_once=error.kind == "refused")
                 await self._fail(
                     upstream_errors.for_exception(error), retry=error.kind != "timeout", suspicion=str(error)
                 )
@@ -93,7 +95,7 @@ class Exchange:
                 await self._abandon(self._connection)
         finally:
             self._client.on_left = None
-            self._booking.release()
+            self._ended(Outcome())
             if self._connection is not None:
                 self._endpoint.client.release(self._connection)
             if not self._account.closed:  # cancelled, or a fault of our own: nothing is billed, nothing is forgotten
@@ -128,14 +130,13 @@ class Exchange:
                 self._connection = None
         if connection.status != 200:
             await self._refused(connection)
-        self._endpoint.answered()
 
     async def _refused(self, connection: Connection) -> None:
         body = await self._read_whole(connection, limit=1 << 20)
         refusal = upstream_errors.for_status(connection.status, body, self._call)
         suspicion = f"answered {connection.status}" if refusal.endpoint_fault else ""
         if not suspicion:
-            self._endpoint.answered()
+            self._router.answered(self._call.pool.name, self._endpoint.name)
             self._not_run = True
         await self._fail(refusal.error, retry=refusal.retry, suspicion=suspicion)
         raise _Left
@@ -218,6 +219,8 @@ class Exchange:
         """The engine has begun to answer: from here on the request stays where it is."""
         self._patience.begun = True
         self._first_byte_at = self._loop.time()
+        if self._booking is not None:
+            self._router.begun(self._booking)
         FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
@@ -225,7 +228,7 @@ class Exchange:
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        self._learn(usage)
+        self._ended(self._outcome(usage))
         await self._account.close(
             Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
         )
@@ -307,15 +310,34 @@ class Exchange:
             aborted=aborted,
         )
 
-    def _learn(self, usage: Usage | None) -> None:
-        """Rates from what was seen, only while this request had the endpoint to itself."""
-        if usage is None or not self._alone or not self._call.inference.stream:
-            return
-        load, now = self._endpoint.load, self._loop.time()
-        load.learn_prefill(
-            (usage.prompt_tokens or 0) - (usage.cached or 0), self._first_byte_at - self._patience.sent_at
+    # -- towards the router
+
+    def _failed(self, reason: str, *, at_once: bool) -> None:
+        self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
+
+    def _ended(self, outcome: Outcome) -> None:
+        """The engine is done with the request. Only the first time counts."""
+        booking, self._booking = self._booking, None
+        if booking is not None:
+            self._router.ended(booking, outcome)
+
+    def _outcome(self, usage: Usage | None) -> Outcome:
+        """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one."""
+        inference, usage = self._call.inference, usage or Usage()
+        one = inference.n * inference.prompts == 1
+        seen = inference.stream
+        return Outcome(
+            prompt_tokens=_plausible(usage.prompt_tokens) if one else None,
+            cached=_plausible(usage.cached) if one else None,
+            output=_plausible(usage.completion_tokens),
+            first_token_s=self._first_byte_at - self._patience.sent_at if seen else None,
+            decode_s=self._loop.time() - self._first_byte_at if seen and one else None,
         )
-        load.learn_decode((usage.completion_tokens or 0) - 1, now - self._first_byte_at)
+
+
+def _plausible(tokens: int | None) -> int | None:
+    """An engine may say any number."""
+    return tokens if tokens is not None and 0 <= tokens < MOST_TOKENS else None
 
 
 def _uncancel() -> None:

@@ -1,5 +1,7 @@
 """A request's way through its attempts: placed, dispatched, and moved elsewhere while the tenant has seen nothing."""
 
+import logging
+
 from forebay.metering import Spool
 from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
@@ -9,51 +11,71 @@ from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange, TryElsewhere
 from forebay.platform.relay.metrics import FAILOVERS
 from forebay.platform.tenancy.principal import Scope
-from forebay.router import Endpoint
+from forebay.router import Outcome, Placed, Router, RouterUnavailable
+
+log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
 
 
 class Relay:
-    def __init__(self, spool: Spool, timeouts: Timeouts, *, checkpoint_every: float) -> None:
+    def __init__(self, router: Router, spool: Spool, timeouts: Timeouts, *, checkpoint_every: float) -> None:
+        self._router = router
         self._spool = spool
         self._timeouts = timeouts
         self._checkpoint_every = checkpoint_every
 
     async def run(self, call: Call, client: Client) -> None:
         """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client."""
-        tried: set[str] = set()
+        router, pool = self._router, call.pool.name
+        tried: tuple[str, ...] = ()
         failure: ApiError | None = None
-        suspects: list[tuple[Endpoint, str]] = []
+        suspects: list[tuple[str, str]] = []
         while len(tried) < MAX_ATTEMPTS and not client.left:
-            placed = call.pool.place(call.inference.work, call.affinity, tried)
+            try:
+                placed = await router.place(call.ask(tried))
+            except RouterUnavailable as error:
+                log.warning("request %s is not placed: %s", call.request_id, error)
+                failure = failure or upstream_errors.no_router()
+                break
             if placed is None:
                 break
-            endpoint, booking = placed
             if tried:
                 FAILOVERS.inc()
-            tried.add(endpoint.name)
+            tried = (*tried, placed.endpoint)
+            try:
+                await self._attempt(call, client, placed, len(tried))
+            except TryElsewhere as retry:
+                failure = retry.error
+                if retry.suspicion:
+                    suspects.append((placed.endpoint, retry.suspicion))
+            else:
+                for suspect, reason in suspects if not client.left else ():
+                    router.failed(pool, suspect, reason)
+                return
+        if not client.left:
+            raise failure or upstream_errors.no_endpoint(call.asked)
+
+    async def _attempt(self, call: Call, client: Client, placed: Placed, number: int) -> None:
+        """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
+        try:
             if Scope.DEBUG in call.principal.scopes:
-                client.debug_headers = [(b"x-forebay-endpoint", endpoint.name.encode())]
+                client.debug_headers = [
+                    (b"x-forebay-endpoint", placed.endpoint.encode()),
+                    (b"x-forebay-cached-tokens", b"%d" % placed.cached),
+                ]
             exchange = Exchange(
                 call,
                 client,
-                endpoint,
-                booking,
-                number=len(tried),
+                call.pool.endpoints[placed.endpoint],
+                placed,
+                number=number,
+                router=self._router,
                 spool=self._spool,
                 timeouts=self._timeouts,
                 checkpoint_every=self._checkpoint_every,
             )
-            try:
-                await exchange.run()
-            except TryElsewhere as retry:
-                failure = retry.error
-                if retry.suspicion:
-                    suspects.append((endpoint, retry.suspicion))
-            else:
-                for suspect, reason in suspects if not client.left else ():
-                    suspect.failed(reason)
-                return
-        if not client.left:
-            raise failure or upstream_errors.no_endpoint(call.asked)
+        except BaseException:
+            self._router.ended(placed.booking, Outcome())
+            raise
+        await exchange.run()

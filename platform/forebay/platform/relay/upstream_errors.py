@@ -61,6 +61,12 @@ def no_endpoint(model: str) -> ApiError:
     return unavailable("no_endpoint", f"No engine that serves '{model}' is available at the moment.", retry_after=2.0)
 
 
+def no_router() -> ApiError:
+    return unavailable(
+        "router_unavailable", "Requests cannot be placed at the moment. Please try again.", retry_after=RETRY_AFTER_S
+    )
+
+
 def _request_fault(body: bytes, call: Call) -> ApiError:
     message, param = _read(body)
     if _CONTEXT.search(message):

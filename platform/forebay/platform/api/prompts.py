@@ -1,0 +1,191 @@
+"""The prompts of requests, read by the best way that their model has: what an earlier turn said is remembered."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from forebay.platform.api import prompt_metrics as metrics
+from forebay.platform.api.bounds import Turns
+from forebay.platform.api.engine_tokens import EngineTokens
+from forebay.platform.api.requests import ChatSource, Inference, Source, TextSource
+from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_since, nearest
+from forebay.platform.catalogue import Entry
+from forebay.platform.errors import ApiError, invalid
+from forebay.router import (
+    Chat,
+    Checkpoint,
+    Memory,
+    Prompt,
+    Prompter,
+    Read,
+    Router,
+    Rung,
+    TemplateError,
+    TokenizerError,
+    TooLongError,
+    Weights,
+    byte_read,
+    context_length,
+    ids_read,
+    seeded,
+)
+
+log = logging.getLogger(__name__)
+LONGEST = (1 << 23) - 1  # tokens, where neither the model nor its engines name a length
+_PARAMS = {"chat.completions": "messages", "completions": "prompt"}
+
+
+class Unread(Struct, frozen=True):
+    """A decoded request whose prompt is to be read."""
+
+    project: str
+    salt: str
+    entry: Entry
+    inference: Inference
+    source: Source
+    known: Known | None
+    body: bytes
+
+
+class Prompts:
+    """One instance serves all models. `readers` has the models whose tokenizer could be loaded."""
+
+    def __init__(
+        self, readers: Mapping[str, Prompter], weights: Weights, memory: Memory, router: Router, engines: EngineTokens
+    ) -> None:
+        self._readers = readers
+        self._weights = weights
+        self._transcripts = Transcripts(memory)
+        self._router = router
+        self._engines = engines
+        self._aside = Turns(os.cpu_count() or 1)
+        metrics.watch(memory)
+
+    def known(self, project: str, api: str, body: bytes) -> Known | None:
+        """What of the body was read before."""
+        return self._transcripts.known(project, body) if api == "chat.completions" else None
+
+    async def read(self, unread: Unread) -> Prompt:
+        """Raises `ApiError` 400 for a prompt that is longer than the model's context."""
+        model, source = unread.entry.model.name, unread.source
+        if source is None:
+            return Prompt(max(1, unread.inference.size))
+        limit = self._limit(unread.entry)
+        began = time.perf_counter()
+        try:
+            rung, read = await self._best(unread, source, limit - 1)  # an engine wants room for one token of its own
+        except TooLongError as error:
+            raise _too_long(unread.inference.api, limit, error.at_least) from None
+        metrics.read(model, rung, read, time.perf_counter() - began)
+        states = self._router.states(unread.entry.pool.name).values()
+        lora = next((state.lora for state in states if state.lora), None)
+        keys = seeded(read.sums, self._weights.seed(lora=lora, salt=unread.salt))
+        return Prompt(max(1, read.tokens), keys.astype("<u8", copy=False).tobytes(), rung, read.exact)
+
+    async def _best(self, unread: Unread, source: ChatSource | TextSource, limit: int) -> tuple[Rung, Read]:
+        reader = self._readers.get(unread.entry.model.name)
+        if isinstance(source, ChatSource):
+            return await self._chat(unread, source, reader, limit)
+        reads = [await self._text(unread, prompt, reader, limit) for prompt in source.prompts]
+        rung, longest = max(reads, key=lambda one: one[1].tokens)
+        tokens = sum(read.tokens for _, read in reads)  # of all prompts, but the keys of the longest
+        exact = all(read.exact for _, read in reads)
+        return rung, Read(tokens, longest.sums, exact, remembered=sum(read.remembered for _, read in reads))
+
+    async def _chat(
+        self, unread: Unread, source: ChatSource, reader: Prompter | None, limit: int
+    ) -> tuple[Rung, Read]:
+        if reader is not None:
+            conversation = _Conversation(unread, source)
+            try:
+                read = await reader.chat(unread.project, conversation, limit, self._runner(unread.project))
+            except (TemplateError, TokenizerError) as error:
+                _unread(unread, error)
+                read = None
+            if read is not None:
+                marks = Marks(conversation.rendered, read.checkpoints)
+                self._transcripts.remember(unread.project, unread.known, source, unread.body, marks)
+                return reader.rung, read
+        elif (ids := await self._engines.chat(unread.entry.pool, source, unread.body)) is not None:
+            return Rung.ENGINE, ids_read(self._weights, ids, limit)
+        return Rung.BYTES, byte_read(self._weights, _bytes_of(source, unread.body))
+
+    async def _text(
+        self, unread: Unread, prompt: str | list[int], reader: Prompter | None, limit: int
+    ) -> tuple[Rung, Read]:
+        if not isinstance(prompt, str):
+            return reader.rung if reader else Rung.WHOLE, ids_read(self._weights, prompt, limit)
+        if reader is not None:
+            try:
+                return reader.rung, await reader.text(unread.project, prompt, limit, self._runner(unread.project))
+            except TokenizerError as error:
+                _unread(unread, error)
+        elif (ids := await self._engines.text(unread.entry.pool, prompt)) is not None:
+            return Rung.ENGINE, ids_read(self._weights, ids, limit)
+        return Rung.BYTES, byte_read(self._weights, prompt.encode("utf-8", "surrogatepass"))
+
+    def _runner(self, project: str) -> Callable[[Callable[[], Any]], Any]:
+        async def aside(work: Callable[[], Any]) -> Any:
+            async with self._aside.take(project):
+                return await asyncio.to_thread(work)
+
+        return aside
+
+    def _limit(self, entry: Entry) -> int:
+        """Tokens of prompt and answer together."""
+        lengths = (entry.model.context_length, context_length(self._router.states(entry.pool.name).values()))
+        return min((length for length in lengths if length), default=LONGEST)
+
+
+class _Conversation:
+    def __init__(self, unread: Unread, source: ChatSource) -> None:
+        self._known = unread.known
+        self._source = source
+        self.rendered = unread.entry.model.name.encode() + source.rendered
+        self.checkpoint: Checkpoint | None = None if self._known is None else nearest(self._known, self.rendered)
+        turns = source.layout.turns if source.layout else ()
+        self.size = sum(len(turn.text) for turn in turns) if turns else len(unread.body)
+
+    def since(self, message: int) -> Chat:
+        earlier = [] if self._known is None else messages_since(self._known, message)
+        new = self._source.messages
+        if self._known is not None:
+            new = new[max(0, message - self._known.prior.messages) :]
+        members = self._source.members
+        return Chat(
+            [*earlier, *new] if self._known is not None else new[message:],
+            tools=members.get("tools"),
+            tool_choice=members.get("tool_choice"),
+            template_kwargs=members.get("chat_template_kwargs", {}),
+            reasoning_effort=members.get("reasoning_effort"),
+            add_generation_prompt=members.get("add_generation_prompt", True),
+            continue_final_message=members.get("continue_final_message", False),
+        )
+
+
+def _unread(unread: Unread, error: Exception) -> None:
+    """The engine may read it, or refuse it in its own words."""
+    model = unread.entry.model.name
+    log.info("a prompt of %s is only guessed: %s", model, error)
+    metrics.UNREAD.labels(model=model, reason=type(error).__name__.removesuffix("Error").lower()).inc()
+
+
+def _bytes_of(source: ChatSource, body: bytes) -> bytes:
+    """What a conversation has in common with its next turn, byte for byte."""
+    return body if source.layout is None else source.rendered + body[source.layout.start : source.layout.end - 1]
+
+
+def _too_long(api: str, limit: int, tokens: int) -> ApiError:
+    what = _PARAMS[api]
+    verb = "resulted" if what == "messages" else "results"
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, your {what} {verb} in at least {tokens} "
+        f"tokens. Please reduce the length of the {what}.",
+        param=what,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,67 @@
+"""The router of a process that has one, made from the configuration."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from forebay.platform.config.model import Config, Endpoint
+from forebay.platform.config.secrets import secrets_of
+from forebay.platform.tasks import background, end
+from forebay.router import EndpointSpec, RouterService, Weights
+
+
+@asynccontextmanager
+async def routed(config: Config) -> AsyncIterator[RouterService]:
+    """A started router."""
+    async with AsyncExitStack() as stack:
+        service = RouterService(
+            specs_of(config),
+            weights_of(config),
+            connect_timeout=config.timeouts.connect,
+            blocks_per_endpoint=config.router.blocks_per_endpoint,
+            ready_within=config.router.warm_start_timeout,
+        )
+        stack.callback(service.close)
+        stack.push_async_callback(end, background("router", service.run))
+        yield service
+
+
+def weights_of(config: Config) -> Weights:
+    """Of the deployment: those who share the secret that salts prefix caches agree on prefix keys."""
+    return Weights(secrets_of(config, "cache-salt")[0][1])
+
+
+def specs_of(config: Config) -> dict[str, list[EndpointSpec]]:
+    """The endpoints of each pool, every data-parallel rank by itself."""
+    return {
+        pool.name: [
+            spec for endpoint in pool.endpoints for spec in _specs(endpoint, config.served_model(pool, endpoint))
+        ]
+        for pool in config.pools
+    }
+
+
+def _specs(endpoint: Endpoint, served_model: str) -> list[EndpointSpec]:
+    ranks = endpoint.data_parallel_ranks
+    return [
+        EndpointSpec(
+            name=endpoint.called if ranks == 1 else f"{endpoint.called}/{rank}",
+            url=endpoint.url,
+            engine=endpoint.engine,
+            served_model=served_model,
+            api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
+            priority_scheduling=endpoint.priority_scheduling,
+            events=_of_rank(endpoint.kv_events, rank),
+            replay=_of_rank(endpoint.kv_replay, rank),
+            rank=None if ranks == 1 else rank,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _of_rank(address: str | None, rank: int) -> str | None:
+    """Where a rank publishes: at the port of rank 0 plus its number."""
+    if address is None or not rank:
+        return address
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + rank}"

@@ -1,0 +1,149 @@
+"""The router's decisions (pure): every pool, and the load that is booked on it. The time is an argument, in seconds."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from forebay.router.core_pool import CorePool
+from forebay.router.health import Card, Failed, Finding, Well
+from forebay.router.loads import NO_KEYS, Booking
+from forebay.router.placement import Option, choose
+from forebay.router.prefix.blocks import Event
+from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed
+
+BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
+SWEEP = 4096  # entries that one tick looks at
+
+_UNSEEN = Outcome()
+
+
+class Core:
+    """`pools`: the endpoints of each, by name. In a pool that it does not know nobody is available."""
+
+    def __init__(
+        self, pools: Mapping[str, Collection[str]], weights: Weights, *, blocks_per_holder: int = BLOCKS_PER_HOLDER
+    ) -> None:
+        self.pools = {
+            name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
+            for name, endpoints in pools.items()
+        }
+        self._bookings: dict[int, Booking] = {}
+        self._next = 0
+
+    def __repr__(self) -> str:
+        return f"<Core {list(self.pools)} [{len(self._bookings)} bookings]>"
+
+    @property
+    def bookings(self) -> int:
+        """How many are held."""
+        return len(self._bookings)
+
+    # -- requests
+
+    def place(self, ask: Ask, now: float, owner: int = 0) -> Placed | None:
+        """The endpoint to send the request to, its load booked for `owner`; None when none is available."""
+        pool = self.pools.get(ask.pool)
+        if pool is None:
+            return None
+        keys = _keys(ask)
+        options = pool.weigh(ask, keys, now)
+        if not options:
+            return None
+        option = choose(options)
+        self._next += 1
+        booking = Booking(
+            self._next, owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,
+            max(1, ask.tokens), option.cached, keys,
+        )  # fmt: skip
+        self._bookings[booking.id] = booking
+        pool.book(booking, options, option, now)
+        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone)
+
+    def explain(self, ask: Ask, now: float) -> list[Candidate]:
+        """What `place` would weigh; books nothing."""
+        pool = self.pools.get(ask.pool)
+        if pool is None:
+            return []
+        options = pool.weigh(ask, _keys(ask), now, everyone=True)
+        states = pool.states()
+        eligible = [option for option in options if states[option.name].available and option.name not in ask.exclude]
+        chosen = choose(eligible).name if eligible else None
+        return [_candidate(option, states[option.name], ask, chosen) for option in options]
+
+    def begun(self, booking: int, now: float) -> None:
+        """The first token came."""
+        if (known := self._bookings.get(booking)) is not None:
+            self.pools[known.pool].begun(known, now)
+
+    def ended(self, booking: int, outcome: Outcome, now: float) -> None:
+        """The attempt is over. Telling it twice changes nothing."""
+        if (known := self._bookings.pop(booking, None)) is not None:
+            self.pools[known.pool].ended(known, outcome, now)
+
+    def release_owner(self, owner: int, now: float) -> None:
+        """End everything that `owner` has booked: its process is gone, and its connections to engines with it."""
+        for booking in [booking.id for booking in self._bookings.values() if booking.owner == owner]:
+            self.ended(booking, _UNSEEN, now)
+
+    # -- endpoints
+
+    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
+        """An exchange failed for the endpoint's fault."""
+        if (known := self.pools.get(pool)) is not None:
+            known.failed(endpoint, reason, at_once=at_once)
+
+    def answered(self, pool: str, endpoint: str) -> None:
+        if (known := self.pools.get(pool)) is not None and (member := known.members.get(endpoint)) is not None:
+            member.condition.answered()
+
+    def probed(self, pool: str, endpoint: str, finding: Finding) -> None:
+        if isinstance(finding, Failed):
+            self.failed(pool, endpoint, finding.reason, at_once=finding.at_once)
+            return
+        known = self.pools[pool]
+        known.members[endpoint].condition.probed(finding)
+        if isinstance(finding, Card | Well):
+            known.up(endpoint)
+
+    def apply(self, pool: str, endpoint: str, events: Sequence[Event]) -> None:
+        """KV events, in the order in which the endpoint sent them."""
+        self.pools[pool].index.apply(endpoint, events)
+
+    def clear(self, pool: str, endpoint: str) -> None:
+        """What the endpoint holds is not known any more: it has restarted, or events were lost."""
+        self.pools[pool].clear(endpoint)
+
+    def follows(self, pool: str, endpoint: str, following: Following) -> None:
+        self.pools[pool].members[endpoint].following = following
+
+    def states(self, pool: str) -> dict[str, EndpointState]:
+        return self.pools[pool].states() if pool in self.pools else {}
+
+    def tick(self, now: float) -> None:
+        """Let go of guesses that have not come true."""
+        for pool in self.pools.values():
+            pool.index.expire(now)
+            pool.index.sweep(SWEEP)
+
+
+def _keys(ask: Ask) -> Keys:
+    return np.frombuffer(ask.keys, "<u8") if ask.keys else NO_KEYS
+
+
+def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | None) -> Candidate:
+    tried = option.name in ask.exclude
+    return Candidate(
+        endpoint=option.name,
+        available=state.available and not tried,
+        reason="was tried already" if tried else "" if state.available else state.reason,
+        events=state.events,
+        in_flight=option.in_flight,
+        cached=option.cached,
+        cached_slow=option.slow,
+        queued_s=option.queued_s,
+        prefill_s=option.prefill_s,
+        predicted_s=option.predicted_s,
+        chosen=option.name == chosen,
+        interference_s=option.interference_s,
+    )

@@ -1,0 +1,184 @@
+"""One pool as the core sees it (pure): its endpoints, what each holds, and what its requests showed."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from forebay.router.guesses import BLOCK, Guesses
+from forebay.router.health import Condition
+from forebay.router.loads import Booking, Load
+from forebay.router.placement import Option, weigh
+from forebay.router.prefix.index import Index, Match
+from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.rates import Rates, begin_like, blended
+from forebay.router.routing import Ask, EndpointState, Following, Outcome
+
+_NOTHING = Match(0, 0)
+
+
+class Counts(Struct):
+    """What predictions were worth, since the start. Tokens are of requests whose engine said how many were cached."""
+
+    prompt_tokens: int = 0
+    predicted: int = 0
+    observed: int = 0
+    more: int = 0  # requests that found a block more than predicted
+    less: int = 0
+    placements: dict[str, int] = field(default_factory=dict)  # by reason
+
+    def placed(self, option: Option, most: int) -> None:
+        """`most`: tokens that the endpoint which holds most of this prompt holds."""
+        reason = "cold" if not most else "cached" if option.cached == most else "moved"
+        self.placements[reason] = self.placements.get(reason, 0) + 1
+
+    def compare(self, prompt_tokens: int, predicted: int, observed: int) -> None:
+        self.prompt_tokens += prompt_tokens
+        self.predicted += predicted
+        self.observed += observed
+        self.more += observed > predicted + BLOCK
+        self.less += observed < predicted - BLOCK
+
+
+class Member:
+    """One endpoint."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.condition = Condition(name)
+        self.following = Following.NONE
+        self.load = Load(name)
+        self.own = Rates()
+        self.rates = Rates()  # what to reckon with
+        self.gone = False  # its process has ended, and what it held with it
+
+    def __repr__(self) -> str:
+        return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
+
+    @property
+    def followed(self) -> bool:
+        """Whether events will tell what it holds."""
+        return self.following is Following.FOLLOWING
+
+
+class CorePool:
+    def __init__(self, name: str, endpoints: Iterable[str], weights: Weights, *, blocks_per_holder: int) -> None:
+        self.name = name
+        self.members = {endpoint: Member(endpoint) for endpoint in endpoints}
+        self.index = Index(weights, blocks_per_holder=blocks_per_holder)
+        for endpoint in self.members:
+            self.index.attach(endpoint)
+        self.guesses = Guesses(self.index)
+        self.rates = Rates()
+        self.counts = Counts()
+        self._turns = 0
+
+    def __repr__(self) -> str:
+        return f"<CorePool {self.name} {list(self.members.values())}>"
+
+    # -- a placement
+
+    def weigh(self, ask: Ask, keys: Keys, now: float, *, everyone: bool = False) -> list[Option]:
+        """Every endpoint that may be asked; with `everyone`, those that may not as well."""
+        held = self.index.match(keys) if len(keys) else {}
+        options = []
+        for name, member in self.members.items():
+            if everyone or (member.condition.available and name not in ask.exclude):
+                options.append(weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now))
+        return options
+
+    def book(self, booking: Booking, options: Sequence[Option], option: Option, now: float) -> None:
+        """Take what `option`, one of `options`, was chosen for."""
+        member = self.members[option.name]
+        self._turns += 1
+        booking.turn = member.load.turn = self._turns
+        booking.alone = not member.load.in_flight
+        member.load.book(booking, now, member.rates.prefill_s)
+        self.counts.placed(option, max(one.cached for one in options))
+        self.guesses.placed(booking, now, option.predicted_s, followed=member.followed)
+
+    # -- what becomes of it
+
+    def begun(self, booking: Booking, now: float) -> None:
+        member = self.members[booking.endpoint]
+        if not booking.waiting:
+            return
+        member.load.begin(booking)
+        member.condition.answered()
+        booking.undisturbed = booking.alone and booking.turn == member.load.turn
+        self.guesses.begun(booking, now, followed=member.followed)
+
+    def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
+        member = self.members[booking.endpoint]
+        began = not booking.waiting
+        member.load.end(booking)
+        if not began:
+            self.guesses.failed(booking)
+            return
+        self._learn(member, booking, outcome)
+        prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
+        if outcome.cached is not None and 0 <= outcome.cached < prompt:
+            self._compare(member, booking, prompt, outcome.cached, now)
+
+    def _learn(self, member: Member, booking: Booking, outcome: Outcome) -> None:
+        prefill = booking.undisturbed and outcome.first_token_s is not None
+        decode = booking.alone and booking.turn == member.load.turn and outcome.decode_s is not None
+        if not prefill and not decode:
+            return
+        begin_like(member.own, self.rates)
+        for rates in (member.own, self.rates):
+            if prefill:
+                assert outcome.first_token_s is not None
+                rates.learn_prefill(self._computed(booking, outcome), outcome.first_token_s)
+            if decode:
+                assert outcome.decode_s is not None
+                rates.learn_decode((outcome.output or 0) - 1, outcome.decode_s)
+        for other in self.members.values():
+            other.rates = blended(other.own, self.rates)
+
+    def _computed(self, booking: Booking, outcome: Outcome) -> int:
+        """Tokens of prefill as it was in the end: what was booked, set right by what the engine says it had."""
+        if outcome.prompt_tokens is None or outcome.cached is None:
+            return booking.prefill
+        return max(1, booking.prefill + (outcome.prompt_tokens - outcome.cached) - (booking.tokens - booking.cached))
+
+    def _compare(self, member: Member, booking: Booking, tokens: int, observed: int, now: float) -> None:
+        """What the engine says was cached, of a prompt of `tokens` by its count, against what was taken to be. Where
+        tokens were guessed from bytes, ours are of another size than the engine's."""
+        ours = booking.tokens / tokens
+        self.counts.compare(tokens, round(booking.cached / ours), observed)
+        self.guesses.observed(booking, round(observed * ours), now, followed=member.followed)
+
+    # -- what is heard of endpoints
+
+    def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
+        """A process that refuses connections is gone, and its cache with it. One that is silent may still have both."""
+        member = self.members.get(endpoint)
+        if member is None:
+            return
+        member.condition.failed(reason, at_once=at_once)
+        if at_once and not member.gone:
+            member.gone = True
+            self.index.clear(endpoint)
+
+    def up(self, endpoint: str) -> None:
+        self.members[endpoint].gone = False
+
+    def clear(self, endpoint: str) -> None:
+        """One whose events cannot be read is as one without: each such event says so again, and the guesses stay."""
+        if self.members[endpoint].following is not Following.UNDECODABLE:
+            self.index.clear(endpoint)
+
+    def states(self) -> dict[str, EndpointState]:
+        return {
+            member.name: EndpointState(
+                pool=self.name,
+                name=member.name,
+                health=member.condition.health,
+                reason=member.condition.reason,
+                max_model_len=member.condition.max_model_len,
+                lora=member.condition.lora,
+                events=member.following,
+                in_flight=member.load.in_flight,
+            )
+            for member in self.members.values()
+        }

@@ -1,0 +1,122 @@
+"""What the routers of this process know, as Prometheus asks for it. No tenant and no request is ever a label."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from forebay.router.core import Core
+from forebay.router.core_pool import CorePool, Member
+from forebay.router.routing import Following
+
+_ENDPOINT = ["pool", "endpoint"]
+
+
+class _Routers(Collector):
+    """Read when it is asked: nothing is counted twice, and a placement pays for no metric."""
+
+    def __init__(self) -> None:
+        self.cores: dict[Core, Callable[[], float]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        pools = [(pool, clock()) for core, clock in self.cores.items() for pool in core.pools.values()]
+        yield from _endpoints([(pool, member, now) for pool, now in pools for member in pool.members.values()])
+        yield from _pools([pool for pool, _ in pools])
+        yield from _indexes([pool for pool, _ in pools])
+
+
+def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        "forebay_endpoint_up", "1 while an endpoint is taken to be able to answer", labels=_ENDPOINT
+    )
+    flight = GaugeMetricFamily("forebay_endpoint_in_flight", "Requests at an endpoint", labels=_ENDPOINT)
+    booked = GaugeMetricFamily(
+        "forebay_endpoint_booked_seconds", "Predicted seconds of prefill queued at an endpoint", labels=_ENDPOINT
+    )
+    output = GaugeMetricFamily(
+        "forebay_endpoint_booked_output_tokens", "Tokens expected to be generated at an endpoint", labels=_ENDPOINT
+    )
+    rate = GaugeMetricFamily("forebay_endpoint_seconds_per_token", "Learnt rates", labels=[*_ENDPOINT, "phase"])
+    fixed = GaugeMetricFamily(
+        "forebay_endpoint_fixed_seconds", "Learnt seconds to a first token beside its prompt's", labels=_ENDPOINT
+    )
+    events = GaugeMetricFamily(
+        "forebay_endpoint_events", "1 for how an endpoint's KV events are known", labels=[*_ENDPOINT, "state"]
+    )
+    for pool, member, now in members:
+        labels, rates = [pool.name, member.name], member.rates
+        up.add_metric(labels, float(member.condition.available))
+        flight.add_metric(labels, member.load.in_flight)
+        booked.add_metric(labels, member.load.queued(now, rates.prefill_s) * rates.prefill_s)
+        output.add_metric(labels, member.load.output)
+        rate.add_metric([*labels, "prefill"], rates.prefill_s)
+        rate.add_metric([*labels, "decode"], rates.decode_s)
+        fixed.add_metric(labels, rates.fixed_s)
+        for state in Following:
+            events.add_metric([*labels, state.value], float(member.following is state))
+    yield from (up, flight, booked, output, rate, fixed, events)
+
+
+def _pools(pools: list[CorePool]) -> Iterator[Metric]:
+    placements = CounterMetricFamily(
+        "forebay_placements", "Requests placed: where most of the prompt was cached, elsewhere, or cold",
+        labels=["pool", "reason"],
+    )  # fmt: skip
+    prompt = CounterMetricFamily(
+        "forebay_prompt_tokens", "Prompt tokens of answered requests whose engine said how many were cached",
+        labels=["pool"],
+    )  # fmt: skip
+    cached = CounterMetricFamily(
+        "forebay_cached_tokens", "Of those, tokens cached as predicted at placement and as the engine said",
+        labels=["pool", "kind"],
+    )  # fmt: skip
+    missed = CounterMetricFamily(
+        "forebay_cached_mismatches", "Requests that found a block more, or less, than predicted",
+        labels=["pool", "direction"],
+    )  # fmt: skip
+    for pool in pools:
+        counts = pool.counts
+        for reason, count in tuple(counts.placements.items()):
+            placements.add_metric([pool.name, reason], count)
+        prompt.add_metric([pool.name], counts.prompt_tokens)
+        cached.add_metric([pool.name, "predicted"], counts.predicted)
+        cached.add_metric([pool.name, "observed"], counts.observed)
+        missed.add_metric([pool.name, "more"], counts.more)
+        missed.add_metric([pool.name, "less"], counts.less)
+    yield from (placements, prompt, cached, missed)
+
+
+def _indexes(pools: list[CorePool]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily("forebay_index_blocks", "KV-cache blocks known of an endpoint", labels=_ENDPOINT)
+    keys = GaugeMetricFamily("forebay_index_keys", "Prefix keys known by events, and guessed", labels=["pool", "by"])
+    waiting = GaugeMetricFamily(
+        "forebay_index_waiting", "Events whose parent is not known, and blocks that are gone and still take memory",
+        labels=["pool", "what"],
+    )  # fmt: skip
+    oddities = CounterMetricFamily("forebay_index_oddities", "What was odd about events", labels=["pool", "kind"])
+    for pool in pools:
+        sizes = pool.index.sizes()
+        for endpoint, count in sizes.blocks.items():
+            blocks.add_metric([pool.name, endpoint], count)
+        keys.add_metric([pool.name, "events"], sizes.keys)
+        keys.add_metric([pool.name, "guesses"], sizes.expected)
+        waiting.add_metric([pool.name, "parked"], sizes.parked)
+        waiting.add_metric([pool.name, "unswept"], sizes.unswept)
+        for kind, count in msgspec.structs.asdict(sizes.counts).items():
+            oddities.add_metric([pool.name, kind], count)
+    yield from (blocks, keys, waiting, oddities)
+
+
+_routers = _Routers()
+REGISTRY.register(_routers)
+
+
+def show(core: Core, clock: Callable[[], float]) -> None:
+    """Have `core` in this process's metrics, until `hide`."""
+    _routers.cores[core] = clock
+
+
+def hide(core: Core) -> None:
+    _routers.cores.pop(core, None)

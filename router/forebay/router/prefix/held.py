@@ -1,0 +1,155 @@
+"""The blocks that one holder has, by the engine's hashes, and the keys they claim (pure).
+
+A block claims the keys at the positions it covers. One that ends between two keys claims none, but what follows it rests
+on it, and is forgotten with it: behind each claim lie all tokens from the key before it.
+"""
+
+from itertools import islice
+from typing import Any
+
+from forebay.router.prefix.blocks import Hash, Stored, Tier
+from forebay.router.prefix.claims import Claims
+from forebay.router.prefix.records import KEYED, SUM, TIERS
+from forebay.router.prefix.sizes import Counts
+from forebay.router.prefix.sums import Run
+
+_IN_GPU = 1 << Tier.GPU
+_ROUNDS = 8  # of looking for blocks in slower tiers before others are dropped
+
+After = Hash | set[Hash]
+
+
+class Held:
+    """`blocks`: hash → record. `again`: for each tier, announcements of a block there beyond the first. `follows`: what
+    follows a block that ends between two keys. `inner`: keys at positions inside of a block."""
+
+    __slots__ = ("_counts", "again", "blocks", "claims", "follows", "inner")
+
+    def __init__(self, claims: Claims, counts: Counts) -> None:
+        self.claims = claims
+        self.blocks: dict[Hash, int] = {}
+        self.again: list[dict[Hash, int]] = [{} for _ in Tier]
+        self.follows: dict[Hash, After] = {}
+        self.inner: dict[Hash, list[int]] = {}
+        self._counts = counts
+
+    def hold(self, hash_: Hash, record: int, tier: Tier) -> None:
+        """A block that is known with this record is announced in `tier`, there for the first time or again."""
+        in_tier = 1 << tier
+        if record & in_tier:
+            self._counts.duplicates += 1
+            self.again[tier][hash_] = self.again[tier].get(hash_, 0) + 1
+        else:
+            self.blocks[hash_] = record | in_tier
+            self.claims.claim(self._keys(hash_, record), tier)
+
+    def hold_inner(self, event: Stored, run: Run) -> None:
+        """Blocks of the run were stored; claim the keys inside of those that are new."""
+        for number, keys in run.inner.items():
+            hash_ = event.hashes[number]
+            if hash_ not in self.inner and self.blocks[hash_] >> SUM == run.ends[number]:
+                self.inner[hash_] = keys
+                self.claims.claim(keys, event.tier)
+
+    def rest(self, hash_: Hash, loose: Hash) -> None:
+        """`hash_` follows `loose`, which ends between two keys."""
+        after = self.follows.setdefault(loose, hash_)
+        if isinstance(after, set):
+            after.add(hash_)
+            if not len(after) & len(after) - 1:  # now and then: those that are gone
+                after.intersection_update(self.blocks)
+        elif after != hash_:
+            self.follows[loose] = {after, hash_}
+
+    def once_less(self, hash_: Hash, tier: Tier) -> None:
+        again = self.again[tier]
+        if again[hash_] > 1:
+            again[hash_] -= 1
+        else:
+            del again[hash_]
+
+    def lose(self, hash_: Hash, record: int, tier: Tier, broken: list[After]) -> bool:
+        """What is left to do for a block that was taken out of `blocks` as removed from `tier`. False if it was not
+        there. What may be of no use without it is added to `broken`, for `forget_after`."""
+        in_tier = 1 << tier
+        if not record & in_tier:
+            if record:
+                self.blocks[hash_] = record
+            return False
+        self.claims.release(self._keys(hash_, record), tier)
+        if record & TIERS != in_tier:
+            self.blocks[hash_] = record ^ in_tier
+            return True
+        self.inner.pop(hash_, None)
+        if (after := self.follows.pop(hash_, None)) is not None:
+            broken.append(after)
+        return True
+
+    def forget_after(self, broken: list[After]) -> None:
+        """Forget what rested on blocks that are gone, up to the next key each."""
+        while broken:
+            after = broken.pop()
+            for hash_ in after if isinstance(after, set) else (after,):
+                if record := self.blocks.get(hash_):
+                    self._forget(hash_, record, broken)
+
+    def shed(self, most: int) -> None:
+        """Drop blocks until there are less than `most`, the oldest first. Of the oldest, those that are in the fastest
+        tier are spared as long as there are others: some caches announce what they store, and never that it is gone."""
+        excess = len(self.blocks) - most + most // 64
+        self._counts.dropped += excess
+        for rounds in range(_ROUNDS, 0, -1):
+            oldest = list(islice(self.blocks.items(), excess))
+            slow = [item for item in oldest if not item[1] & _IN_GPU]
+            broken: list[After] = []
+            for hash_, record in slow if rounds > 1 and slow else oldest:
+                self._forget(hash_, record, broken)
+                excess -= 1
+            if excess <= 0: ...
+            self.forget_after(broken)
+
+    def restore(self, hashes: list[int], records: list[int], inner: dict[int, list[int]]) -> None:
+        """Take blocks as another holding has them. Raises `ValueError` if they cannot be."""
+        for hash_, keys in inner.items():
+            self.inner[hash_] = keys
+        for hash_, record in zip(hashes, records, strict=True):
+            if self.blocks.setdefault(hash_, record) is not record:
+                raise ValueError("a block is there twice")
+            keys = self._keys(hash_, record)
+            for tier in Tier:
+                if record >> tier & 1:
+                    self.claims.claim(keys, tier)
+
+    def sweep(self, most: int) -> int:
+        """Of blocks that were given up whole: take back the claims of at most `most`. Returns how many there were; 0
+        when nothing is left."""
+        swept = 0
+        while self.blocks and swept < most:
+            hash_, record = self.blocks.popitem()
+            for key in self._keys(hash_, record):
+                for tier in Tier:
+                    if record >> tier & 1:
+                        self.claims.end(key, tier)
+            swept += 1
+        tables: list[dict[Any, Any]] = [self.follows, self.inner, *self.again, *self.claims.rivals]
+        for table in tables:
+            while table and swept < most:
+                table.popitem()
+                swept += 1
+        return swept
+
+    def _forget(self, hash_: Hash, record: int, broken: list[After]) -> None:
+        """Take a block out of all tiers, however often it was announced."""
+        keys = self._keys(hash_, record)
+        for tier in Tier:
+            if record >> tier & 1:
+                self.claims.release(keys, tier)
+                self.again[tier].pop(hash_, None)
+        del self.blocks[hash_]
+        self.inner.pop(hash_, None)
+        if (after := self.follows.pop(hash_, None)) is not None:
+            broken.append(after)
+
+    def _keys(self, hash_: Hash, record: int) -> list[int]:
+        keys = [record >> SUM] if record & KEYED else []
+        return keys + self.inner[hash_] if hash_ in self.inner else keys

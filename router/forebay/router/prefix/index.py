@@ -1,0 +1,198 @@
+"""Who holds the beginning of a prompt: the index of one pool (pure)."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from msgspec import Struct
+
+from forebay.router.prefix.blocks import Cleared, Event, Tier
+from forebay.router.prefix.claims import Claims, Table, bits, runs
+from forebay.router.prefix.holdings import Holding
+from forebay.router.prefix.keys import GRID, Keys, Weights
+from forebay.router.prefix.records import KEYED, SUM
+from forebay.router.prefix.sizes import Counts, Sizes
+from forebay.router.prefix.speculation import Expected
+from forebay.router.prefix.sums import Sums
+
+_ROOTS = 4096  # remembered: one for each LoRA and salt
+_SWEEP = 1024  # blocks of holders that were cleared, taken back with each batch
+_UNSWEPT = 4  # times that one holder may be cleared before its earlier blocks are taken back
+_CLEARLY = 256  # tokens that an engine may report less: it computes a prompt's last block again, however large
+
+
+class Match(Struct, frozen=True, gc=False):
+    """Tokens from a prompt's beginning that a holder has without a gap: in any tier, or in its fastest alone. What is
+    expected counts as in the fastest."""
+
+    tokens: int
+    fast: int
+
+
+class Holder(Struct, frozen=True):
+    name: str
+    holding: Holding
+    expected: Expected
+
+    @property
+    def bit(self) -> int:
+        return self.holding.claims.bit
+
+
+class Index:
+    """`blocks_per_holder` and `expected_per_holder` (keys) bound what one holder can cost. Changes end at once for
+    `match`; what a holder had is taken back little by little, with later batches and by `sweep`."""
+
+    def __init__(
+        self, weights: Weights, *, blocks_per_holder: int = 1 << 20, expected_per_holder: int = 1 << 16
+    ) -> None:
+        self.weights = weights
+        self.counts = Counts()
+        self._blocks_per_holder = blocks_per_holder
+        self._expected_per_holder = expected_per_holder
+        self._sums = Sums(weights)
+        self._root = lru_cache(_ROOTS)(lambda lora, salt: weights.seed(lora=lora, salt=salt) << SUM | KEYED)
+        self._tables: tuple[Table, ...] = tuple({} for _ in Tier)
+        self._expected: Table = {}
+        self._holders: dict[str, Holder] = {}
+        self._names: dict[int, str] = {}  # of attached holders, by bit
+        self._attached = 0  # their bits
+        self._unswept: list[Holder] = []
+        self._free: list[int] = []  # bits
+        self._bits = 0  # ever used
+
+    def __repr__(self) -> str:
+        sizes = self.sizes()
+        return (
+            f"<Index: {len(sizes.blocks)} holders, {sum(sizes.blocks.values())} blocks, {sizes.keys} keys, "
+            f"{sizes.expected} expected, {sizes.parked} parked, {sizes.unswept} unswept>"
+        )
+
+    def attach(self, name: str) -> None:
+        """From now on `name` holds something: nothing yet, whatever one of that name had."""
+        self.detach(name)
+        self.commit(self.begin(name))
+
+    def detach(self, name: str) -> None:
+        if (holder := self._holders.pop(name, None)) is not None:
+            self._attached ^= holder.bit
+            del self._names[holder.bit]
+            self.discard(holder)
+
+    def clear(self, name: str) -> None:
+        """The holder has nothing any more."""
+        if name in self._holders:
+            self.attach(name)
+
+    def begin(self, name: str) -> Holder:
+        """A holder that nobody sees before `commit`, and that `discard` takes back."""
+        bit = min(self._free, default=1 << self._bits)
+        if self._free:
+            self._free.remove(bit)
+        else:
+            self._bits += 1
+        return Holder(
+            name,
+            Holding(Claims(self._tables, bit), self.counts, self._sums, self._root, self._blocks_per_holder),
+            Expected(Claims((self._expected,), bit), self.counts, self._expected_per_holder),
+        )
+
+    def commit(self, holder: Holder) -> None:
+        self.detach(holder.name)
+        self._holders[holder.name] = holder
+        self._names[holder.bit] = holder.name
+        self._attached |= holder.bit
+
+    def discard(self, holder: Holder) -> None:
+        self._unswept.append(holder)
+        same = [each for each in self._unswept if each.name == holder.name]
+        if len(same) > _UNSWEPT:
+            while not self._sweep(same[0], _SWEEP):
+                pass
+        self.sweep(_SWEEP)
+
+    def holder(self, name: str) -> Holder:
+        return self._holders[name]
+
+    def apply(self, name: str, events: Sequence[Event]) -> None:
+        """A batch of a holder's events, in order. Raises `KeyError` for one that is not attached."""
+        start = 0
+        if Cleared in map(type, events):
+            for number, event in enumerate(events):
+                if type(event) is Cleared:
+                    self._holders[name].holding.apply(events[start:number])
+                    self.clear(name)
+                    start = number + 1
+        self._holders[name].holding.apply(events[start:] if start else events)
+        if self._unswept:
+            self.sweep(_SWEEP)
+
+    def match(self, keys: Keys) -> dict[str, Match]:
+        """For each holder that has any: how much it has of the beginning of a prompt with these keys."""
+        return self._match(keys, self._attached)
+
+    def held(self, name: str, keys: Keys) -> Match:
+        holder = self._holders.get(name)
+        return self._match(keys, holder.bit if holder else 0).get(name, Match(0, 0))
+
+    def expect(self, name: str, keys: Keys, start: int, until: float) -> None:
+        """Take the holder to have `keys`, from number `start` on, until then: a request with them was sent to it."""
+        if (holder := self._holders.get(name)) is not None and start < len(keys):
+            holder.expected.add(keys[start:], until)
+
+    def observe(self, name: str, keys: Keys, *, claimed: int, cached: int, until: float) -> None:
+        """The engine found `cached` tokens of a prompt where `claimed` had been said. What it has beyond what is known
+        is expected until then; what was only expected, and is not there, ends."""
+        holder = self._holders.get(name)
+        if holder is None:
+            return
+        known = self.held(name, keys).tokens
+        more = keys[known // GRID : cached // GRID]
+        if len(more):
+            self.counts.healed += len(more)
+            holder.expected.add(more, until)
+        if claimed - cached > _CLEARLY:
+            self.counts.mismatches += 1
+            holder.expected.drop(keys[-(-cached // GRID) : claimed // GRID])
+
+    def expire(self, now: float) -> None:
+        """End what was expected until now. To be called often: what ended still counts for `match` until then."""
+        for holder in self._holders.values():
+            holder.expected.expire(now)
+
+    def sweep(self, most: int) -> bool:
+        """Take back at most `most` blocks or keys of holders that were cleared or detached (1 µs each). Returns
+        whether there may be more."""
+        if self._unswept:
+            self._sweep(self._unswept[0], most)
+        return bool(self._unswept)
+
+    def sizes(self) -> Sizes:
+        holders = self._holders.values()
+        return Sizes(
+            blocks={holder.name: len(holder.holding.blocks) for holder in holders},
+            keys=sum(map(len, self._tables)),
+            parked=sum(len(holder.holding.parking) for holder in holders),
+            expected=sum(len(holder.expected) for holder in holders),
+            unswept=sum(len(holder.holding.blocks) for holder in self._unswept),
+            counts=self.counts,
+        )
+
+    def _match(self, keys: Keys, holders: int) -> dict[str, Match]:
+        gpu, *slower = self._tables
+        fast = self._runs(keys, holders, (gpu, self._expected))
+        if not any(slower):
+            return {self._names[bit]: Match(tokens, tokens) for bit, tokens in fast.items()}
+        whole = self._runs(keys, holders, (gpu, self._expected, *slower))
+        return {self._names[bit]: Match(tokens, fast.get(bit, 0)) for bit, tokens in whole.items()}
+
+    def _runs(self, keys: Keys, holders: int, tables: tuple[Table, ...]) -> dict[int, int]:
+        ended = runs(keys, holders, tables)
+        return {bit: count * GRID for count, group in ended for bit in bits(group)}
+
+    def _sweep(self, holder: Holder, most: int) -> bool:
+        """Whether nothing of it is left."""
+        if holder.expected.sweep(most) or holder.holding.sweep(most):
+            return False
+        self._unswept.remove(holder)
+        self._free.append(holder.bit)
+        return True

@@ -1,0 +1,155 @@
+"""The prompts of one model: rendered and tokenized from where an earlier turn of the conversation stopped."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.prompt.causal_marks import Mark
+from forebay.router.prompt.chat import Chat, Rendered
+from forebay.router.prompt.ladder import Ladder, byte_chunks
+from forebay.router.prompt.ladder_limit import TooLongError
+from forebay.router.prompt.memory import Memory
+from forebay.router.prompt.prompt import Rung
+from forebay.router.prompt.template import Template
+from forebay.router.prompt.text import Known, Pieces, Resume, TextMemory
+
+HEAVY = 1 << 14  # characters that are rendered or tokenized aside: they take more than some milliseconds
+_EVERY = 16  # messages from one checkpoint of a long conversation to the next; the first and last ones have their own
+_ENDS = 2
+MOST_GUESSED = 1 << 20  # tokens
+_CHECKPOINT = 1024  # bytes of a checkpoint, about, without its texts
+
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Checkpoint(Struct, frozen=True):
+    """Where reading a conversation can go on: the template behind some messages, and the tokens of the text by then."""
+
+    mark: Mark
+    resume: Resume
+
+    @property
+    def nbytes(self) -> int:
+        return _CHECKPOINT + len(self.resume.rest) + self.mark.size
+
+
+class Read(Struct, frozen=True):
+    """`sums`: unseeded prefix sums at every 32nd token. Not `exact`: they are those of the prompt's beginning, and
+    `tokens` counts no more than that. `checkpoints` by the number of messages before them."""
+
+    tokens: int
+    sums: Keys
+    exact: bool = True
+    checkpoints: dict[int, Checkpoint] = {}
+    remembered: int = 0  # tokens that were known before
+
+
+class Conversation(Protocol):
+    """A chat request whose first messages may have been read before. `size`: characters of the others, about."""
+
+    checkpoint: Checkpoint | None
+    size: int
+
+    def since(self, message: int) -> Chat:
+        """With the messages from this number on."""
+
+
+class Prompter:
+    """`template` is None for a model without one, `today` says the date to templates that ask. Long work is done by
+    `aside`, which must run it in another thread."""
+
+    def __init__(
+        self,
+        name: str,
+        ladder: Ladder,
+        template: Template | None,
+        weights: Weights,
+        memory: Memory,
+        *,
+        today: Callable[[], datetime],
+    ) -> None:
+        self.rung: Rung = ladder.rung
+        self.reason = ladder.reason
+        self._template = template
+        self._today = today
+        self._chats = TextMemory(ladder, weights, memory, name)
+        self._texts = TextMemory(ladder, weights, memory, name, completions=True)
+
+    async def chat(self, project: str, conversation: Conversation, limit: int, aside: Aside) -> Read | None:
+        """None for a model without a template, and for a chat of which even the beginning is uncertain. Raises `TemplateError`, `TokenizerError`, and `TooLongError` for more
+        than `limit` tokens."""
+        if self._template is None:
+            return None
+        found = self._resumed(project, conversation)
+        if found is None:
+            rendered = await self._rendered(self._template, conversation, aside)
+            if not rendered.exact and not rendered.text:
+                return None
+            known = self._chats.known(project, None, rendered.text)
+            assert known is not None
+            found = rendered, known, -rendered.start
+        rendered, known, shift = found
+        pieces = await self._encoded(self._chats, known, limit, aside)
+        marks = _some(rendered.marks)
+        counted = self._chats.remember(known, pieces, [mark.length + shift for mark in marks])
+        checkpoints = {
+            mark.messages: Checkpoint(mark, resume)
+            for mark, resume in zip(marks, counted.resumes, strict=True)
+            if resume is not None
+        }
+        return Read(counted.tokens.count, counted.tokens.sums, rendered.exact, checkpoints, known.count)
+
+    async def _rendered(self, template: Template, conversation: Conversation, aside: Aside) -> Rendered:
+        chat, now = conversation.since(0), self._today()
+        if conversation.size <= HEAVY:
+            return template.render(chat, now)
+        rendered: Rendered = await aside(lambda: template.render(chat, now))
+        return rendered
+
+    def _resumed(self, project: str, conversation: Conversation) -> tuple[Rendered, Known, int] | None:
+        """What follows the checkpoint, and by how much its marks are off. None where the whole has to be rendered."""
+        checkpoint = conversation.checkpoint
+        if checkpoint is None or self._template is None or not checkpoint.resume.run.alive:
+            return None
+        rendered = self._template.resume(checkpoint.mark, conversation.since(checkpoint.mark.start), self._today())
+        if rendered is None:
+            return None
+        resume = checkpoint.resume
+        known = self._chats.known(project, resume.run, resume.rest + rendered.text)
+        return None if known is None else (rendered, known, len(resume.rest) - rendered.start)
+
+    async def text(self, project: str, prompt: str, limit: int, aside: Aside) -> Read:
+        """A completion's prompt. Raises `TokenizerError`, `TooLongError`."""
+        known = self._texts.known(project, None, prompt)
+        assert known is not None
+        counted = self._texts.remember(known, await self._encoded(self._texts, known, limit, aside))
+        return Read(counted.tokens.count, counted.tokens.sums, remembered=known.count)
+
+    async def _encoded(self, texts: TextMemory, known: Known, limit: int, aside: Aside) -> Pieces:
+        if known.rest <= HEAVY:
+            return texts.encode(known, limit=limit)
+        pieces: Pieces = await aside(lambda: texts.encode(known, limit=limit))
+        return pieces
+
+
+def ids_read(weights: Weights, ids: Sequence[int], limit: int) -> Read:
+    """A prompt given as token ids. Raises `TooLongError` for more than `limit` of them."""
+    if len(ids) > limit:
+        raise TooLongError(len(ids))
+    return Read(len(ids), weights.extend(0, 0, np.array(ids, np.uint32))[1])
+
+
+def byte_read(weights: Weights, data: bytes) -> Read:
+    """A guess for a prompt whose tokens cannot be had: as if every four bytes were one."""
+    ids = byte_chunks(data[: 4 * MOST_GUESSED])
+    return Read(max(1, len(data) // 4), weights.extend(0, 0, ids)[1], exact=False)
+
+
+def _some(marks: Sequence[Mark]) -> list[Mark]:
+    """Those worth a checkpoint: conversations go on from their end, fork behind their beginning, are cut anywhere."""
+    last = len(marks) - _ENDS
+    return [mark for at, mark in enumerate(marks) if at < _ENDS or at >= last or at % _EVERY == 0]

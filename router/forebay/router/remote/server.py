@@ -1,0 +1,195 @@
+"""The router process's side: each connection is a worker, and an owner of bookings that go when it does."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from forebay.router.remote.channel import Channel, Handler, RouterUnavailable
+from forebay.router.remote.sockets import Listener
+from forebay.router.remote.wire import (
+    VERSION,
+    Answered,
+    Begun,
+    Ended,
+    Explain,
+    ExplainAnswer,
+    Failed,
+    FromWorker,
+    Hello,
+    Place,
+    PlaceAnswer,
+    States,
+)
+from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
+
+log = logging.getLogger(__name__)
+
+STATES_EVERY_S = 0.1
+HELLO_WITHIN_S = 5.0
+MOST_CONNECTIONS = 256
+
+
+class Shared(Protocol):
+    """A router on which several owners book."""
+
+    def place(self, ask: Ask, owner: int) -> Placed | None: ...
+    def explain(self, ask: Ask) -> list[Candidate]: ...
+    def begun(self, booking: int) -> None: ...
+    def ended(self, booking: int, outcome: Outcome) -> None: ...
+    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None: ...
+    def answered(self, pool: str, endpoint: str) -> None: ...
+    def states(self, pool: str) -> dict[str, EndpointState]: ...
+    def release_owner(self, owner: int) -> None:
+        """Forget what it has booked."""
+
+
+class RouterServer:
+    """`router` for the workers that connect to `path`. `handlers` answer what they ask beside routing, and may grow.
+
+    `async with` it: from then on workers are served. Raises `SocketInUseError`, `OSError`.
+    """
+
+    def __init__(
+        self, router: Shared, pools: Sequence[str], path: Path, *, handlers: dict[str, Handler] | None = None
+    ) -> None:
+        self.path = path
+        self._router = router
+        self._pools = tuple(pools)
+        self.handlers = handlers if handlers is not None else {}
+        self._owners = itertools.count(1)
+        self.links: set[_Link] = set()
+        self._told: dict[tuple[str, str], EndpointState] = {}
+
+    def __repr__(self) -> str:
+        return f"<RouterServer {self.path} {sorted(link.peer for link in self.links)}>"
+
+    async def __aenter__(self) -> "RouterServer":
+        self._listener = Listener(self.path)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._accept, sock=self._listener.socket)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for link in tuple(self.links):
+            link.close()
+        await asyncio.gather(*(link.closed for link in tuple(self.links)))
+        self._listener.close()
+
+    @property
+    def workers(self) -> "dict[str, _Link]":
+        """Those connected, by name."""
+        return {link.peer: link for link in self.links if link.greeted}
+
+    async def run(self) -> None:
+        """Keep the workers' view of the endpoints fresh, until cancelled."""
+        while True:
+            self._tell_changes()
+            await asyncio.sleep(STATES_EVERY_S)
+
+    async def gather(self, name: str, body: bytes = b"", *, timeout: float) -> dict[str, bytes | None]:
+        """What each worker answers to a query; None of one that does not within `timeout` seconds."""
+        workers = self.workers
+        answers = await asyncio.gather(*(_answer(link, name, body, timeout) for link in workers.values()))
+        return dict(zip(workers, answers, strict=True))
+
+    def _accept(self) -> "_Link":
+        return _Link(self, self._router, next(self._owners), self.handlers)
+
+    def endpoints(self) -> dict[tuple[str, str], EndpointState]:
+        return {(pool, name): state for pool in self._pools for name, state in self._router.states(pool).items()}
+
+    def _tell_changes(self) -> None:
+        found, told = self.endpoints(), self._told
+        self._told = found
+        changed = [state for key, state in found.items() if state != told.get(key)]
+        whole = found.keys() != told.keys()
+        for link in self.links:
+            link.tell_states(list(found.values()) if whole or link.behind else changed, whole=whole or link.behind)
+
+
+class _Link(Channel[FromWorker]):
+    def __init__(self, server: RouterServer, router: Shared, owner: int, handlers: Mapping[str, Handler]) -> None:
+        super().__init__(FromWorker, handlers, f"connection {owner}")
+        self.greeted = False
+        self.behind = True  # it does not know all that was told to others
+        self._server = server
+        self._owner = owner
+        self._router = router
+        self._greeting = self._loop.call_later(HELLO_WITHIN_S, self.close, f"no greeting within {HELLO_WITHIN_S:g} s")
+
+    def tell_states(self, states: list[EndpointState], *, whole: bool) -> None:
+        """A worker that does not keep up hears everything later instead."""
+        if not self.greeted:
+            return
+        self.behind = not self.ready
+        if self.ready and (states or whole):
+            self.tell(States(states, whole))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.links.add(self)
+        if len(self._server.links) > MOST_CONNECTIONS:
+            self.close(f"more than {MOST_CONNECTIONS} connections")
+
+    def pause_writing(self) -> None:
+        """Answers follow questions: who does not read is not read from."""
+        super().pause_writing()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def on_message(self, message: FromWorker) -> None:
+        try:
+            if self.greeted:
+                self._take(message)
+            else:
+                self._greet(message)
+        except Exception:
+            log.exception("a %s of worker %s failed", type(message).__name__, self.peer)  # its deadline ends the wait
+
+    def _take(self, message: FromWorker) -> None:
+        if isinstance(message, Place):
+            self.tell(PlaceAnswer(message.id, self._router.place(message.ask, self._owner)))
+        elif isinstance(message, Begun):
+            self._router.begun(message.booking)
+        elif isinstance(message, Ended):
+            self._router.ended(message.booking, message.outcome)
+        elif isinstance(message, Answered):
+            self._router.answered(message.pool, message.endpoint)
+        elif isinstance(message, Failed):
+            self._router.failed(message.pool, message.endpoint, message.reason, at_once=message.at_once)
+        elif isinstance(message, Explain):
+            self.tell(ExplainAnswer(message.id, self._router.explain(message.ask)))
+        else:
+            super().on_message(message)
+
+    def on_closed(self) -> None:
+        self._greeting.cancel()
+        self._server.links.discard(self)
+        self._router.release_owner(self._owner)
+
+    def _greet(self, message: FromWorker) -> None:
+        if not isinstance(message, Hello):
+            self.close(f"it began with {type(message).__name__} instead of a greeting")
+        elif message.version != VERSION:
+            self.close(f"worker {message.worker} speaks version {message.version}, this router {VERSION}: restart both")
+        else:
+            self._greeting.cancel()
+            self.peer, self.greeted = message.worker[:64], True
+            self.tell_states(list(self._server.endpoints().values()), whole=True)
+
+
+async def _answer(link: _Link, name: str, body: bytes, timeout: float) -> bytes | None:
+    try:
+        return await link.query(name, body, timeout=timeout)
+    except RouterUnavailable as error:
+        log.warning("worker %s does not answer: %s", link.peer, error)
+        return None
