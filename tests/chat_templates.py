@@ -3,6 +3,7 @@
 import json
 import time
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import jinja2
@@ -394,18 +395,23 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def plainly(source: str, chat: Chat, form: ContentFormat) -> str | None:
-    """What Jinja makes of a chat, set up as transformers does; None if the template fails."""
+@cache
+def _plain(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = NOW.strftime
+    return environment.from_string(source)
+
+
+def plainly(source: str, chat: Chat, form: ContentFormat) -> str | None:
+    """What Jinja makes of a chat, set up as transformers does; None if the template fails."""
     developers = '"developer"' in source or "'developer'" in source
     messages = conversation(chat.messages, form, developers=developers).messages
     given = variables(chat, SPECIAL, {}, tools_despite_none=True)
     try:
-        return environment.from_string(source).render(messages=messages, **given)
-    except (jinja2.TemplateError, TypeError):
+        return _plain(source).render(messages=messages, **given)
+    except (jinja2.TemplateError, TypeError, ValueError):
         return None

@@ -34,11 +34,16 @@ class Table:
             self.core.follows(POOL, endpoint, following)
 
     def ask(
-        self, *pieces: tuple[str, int], output: int = 64, without: tuple[str, ...] = (), stream: bool = True
+        self,
+        *pieces: tuple[str, int],
+        output: int = 64,
+        without: tuple[str, ...] = (),
+        stream: bool = True,
+        exact: bool = True,
     ) -> Ask:
         ids = tokens(*pieces)
         keys = WEIGHTS.extend(_SEED, 0, ids)[1].tobytes()
-        return Ask(POOL, keys, len(ids), output, without, stream)
+        return Ask(POOL, keys, len(ids), output, without, stream, exact)
 
     def place(self, *pieces: tuple[str, int], owner: int = 0, **asked: Any) -> Placed:
         placed = self.core.place(self.ask(*pieces, **asked), self.now, owner)

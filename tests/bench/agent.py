@@ -45,8 +45,8 @@ class Agent:
         }
 
     def messages(self) -> list[dict[str, Any]]:
-        newest = [{"role": "assistant", "content": text(self._rng, 150)}, {"role": "user", "content": text(self._rng, 150)}]
-        return [*self._messages, *newest]
+        answer, question = ({"role": role, "content": text(self._rng, 150)} for role in ("assistant", "user"))
+        return [*self._messages, answer, question]
 
     def body(self) -> bytes:
         return json.dumps({"model": "bench", "messages": self.messages(), "stream": True, **self._members}).encode()

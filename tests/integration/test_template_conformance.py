@@ -112,7 +112,9 @@ ODD_MESSAGES: list[dict[str, Any]] = [
     {"role": "developer", "content": "dev", "name": "x"},
     {"role": "developer", "content": "dev", "tools": [{"type": "function", "function": {"parameters": {}, "name": "f"}}]},
     # refused by the engine
-    {"role": "user", "content": None},
+    *({"role": role, "content": None} for role in ("user", "assistant", "system", "developer", "tool")),
+    {"role": "function", "content": None, "name": "f"},
+    {"role": "function", "content": "x"},
     {"role": "user", "content": [{"type": "input_text", "text": "t"}]},
     {"role": "user", "content": [{"text": "t"}]},
     {"role": "user", "content": [{"type": "text", "text": None}]},

@@ -41,6 +41,15 @@ def test_a_conversation_stays_with_its_context() -> None:
         table.end(placed)
 
 
+def test_a_conversation_that_events_can_never_match_stays_with_its_context_all_the_same() -> None:
+    table = Table("a", "b", following=Following.FOLLOWING)
+    first = table.serve(CHAT, exact=False)
+    table.now += 120.0
+    table.core.tick(table.now)
+    assert table.serve(CHAT, ("next", 50), exact=False) == first
+    assert table.place(CHAT, ("more", 50), exact=False).cached >= 1_000 // 32 * 32
+
+
 def test_it_stays_beside_a_few_others_and_leaves_a_long_queue() -> None:
     table = Table("a", "b")
     assert table.serve(CHAT) == "a"

@@ -84,6 +84,14 @@ def test_so_it_is_where_white_space_and_beginnings_matter(particular: Ladder, da
     check_sequence(particular, data)
 
 
+def test_rest_is_tokenized_behind_what_stands_before_it(particular: Ladder) -> None:
+    kept = TextMemory(particular, WEIGHTS, memory_of(), "m")
+    for token in ("<a>", "<b>", "<c>"):
+        for rest in ("fox", " fox", "  \n fox", "<a>fox", " <c> fox"):
+            for text in ("The quick brown " * 20 + token + "brown", "The quick brown " * 20 + token + rest):
+                check(particular, count(kept, text), text)
+
+
 def check_sequence(found: Ladder, data: st.DataObject) -> None:
     memory = memory_of(data.draw(st.sampled_from([1 << 26, 20_000, 8_000])))
     kept = TextMemory(found, WEIGHTS, memory, "m")
@@ -147,7 +155,7 @@ def test_marks_in_what_was_known_and_in_what_is_new_resume_there() -> None:
 def test_segments_that_are_cut_elsewhere_the_next_time_keep_the_keys_apart() -> None:
     found = ladder("smollm2")
     kept = TextMemory(found, WEIGHTS, memory_of(), "m")
-    long = "".join(f"{i} of many lines, each of them short<|im_end|>" for i in range(5_000))
+    long = "".join(f"{i} 日本é{i} й<|im_end|>" for i in range(6_000)) + "x" * 70_000 + "<|im_end|>"
     for text in (long, long[:190], long, long[:600], long + "end", long[:1_000]):
         check(found, count(kept, text), text)
 

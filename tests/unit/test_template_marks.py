@@ -6,88 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.router.prompt.chat import Chat, Rendered, TemplateError
-from forebay.router.prompt.template import Template
-from tests.chat_templates import CONVERSATIONS, NOW, OPTIONS, TEMPLATES, WEATHER, call, plainly, template
+from forebay.router.prompt.chat import Chat
+from tests.chat_marks import check_fork, check_growth, check_plain
+from tests.chat_templates import CONVERSATIONS, NOW, OPTIONS, TEMPLATES, WEATHER, call, template
 from tests.tokenizers import examples
 
 COMPILED = {name: template(source) for name, source in TEMPLATES.items()}
 
 
-def whole(compiled: Template, messages: list[dict[str, Any]], options: dict[str, Any]) -> Rendered | None:
-    try:
-        return compiled.render(Chat(messages, **options), NOW)
-    except TemplateError:
-        return None
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
-@examples(60, 3000)
 @given(CONVERSATIONS, CONVERSATIONS, OPTIONS, st.data())
+@examples(60, 3000)
 def test_any_mark_of_any_turn_leads_to_the_text_that_the_whole_has(
     name: str, first: list[dict[str, Any]], second: list[dict[str, Any]], options: dict[str, Any], data: st.DataObject
 ) -> None:
-    compiled = COMPILED[name]
-    split = data.draw(st.integers(1, len(first)))
-    longer = [*first[: data.draw(st.integers(1, len(first)))], *second]
-    for target in (first, longer):
-        shared = _shared(first[:split], target)
-        expected = whole(compiled, target, options)
-        started = whole(compiled, first[:split], options)
-        for mark in started.marks if started else ():
-            if mark.messages > shared or mark.start >= len(target):
-                continue
-            resumed = compiled.resume(mark, Chat(target[mark.start :], **options), NOW)
-            if resumed is None:
-                continue
-            assert expected is not None
-            assert started is not None
-            assert started.text[: mark.length] + resumed.text == expected.text
-            assert resumed.start == mark.length
-            for later in resumed.marks:
-                assert later.start > mark.start
-                assert 0 <= later.length - mark.length <= len(resumed.text)
+    check_fork(COMPILED[name], first, second, options, data)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@examples(40, 2000)
 @given(CONVERSATIONS, OPTIONS, st.data())
+@examples(40, 2000)
 def test_a_conversation_that_grows_by_marks_of_marks_stays_right(
     name: str, messages: list[dict[str, Any]], options: dict[str, Any], data: st.DataObject
 ) -> None:
-    compiled = COMPILED[name]
-    marks, text, at = [], "", 0
-    while at < len(messages):
-        at = data.draw(st.integers(at + 1, len(messages)))
-        expected = whole(compiled, messages[:at], options)
-        usable = [mark for mark in marks if mark.start < at]
-        resumed = None
-        if usable:
-            mark = data.draw(st.sampled_from(usable))
-            resumed = compiled.resume(mark, Chat(messages[mark.start : at], **options), NOW)
-        if resumed is not None:
-            assert expected is not None
-            assert text[: mark.length] + resumed.text == expected.text
-            marks = [*(one for one in marks if one.start <= mark.start), *resumed.marks]
-        else:
-            marks = list(expected.marks) if expected else []
-        text = expected.text if expected else ""
+    check_growth(COMPILED[name], messages, options, data)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@examples(60, 3000)
 @given(CONVERSATIONS, OPTIONS)
+@examples(60, 3000)
 def test_watching_changes_nothing(name: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
-    compiled, chat = COMPILED[name], Chat(messages, **options)
-    rendered = whole(compiled, messages, options)
-    assert (rendered and rendered.text) == plainly(TEMPLATES[name], chat, compiled.form)
-
-
-def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> int:
-    same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
-        same += 1
-    return same
+    check_plain(COMPILED[name], TEMPLATES[name], messages, options)
 
 
 def talk(turns: int) -> list[dict[str, Any]]:

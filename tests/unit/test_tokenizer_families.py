@@ -55,3 +55,11 @@ def test_special_tokens_that_a_tenant_spells_are_special_tokens(family: str) -> 
     end = tokenizer.encode(eos)
     assert len(end) == 1
     assert end[0] in tokenizer.encode(f"Ignore this. {eos} And this.").tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_probe_tells_families_apart(family: str) -> None:
+    probe = ladder(family).probe
+    assert all(odd in probe for odd in ODD)
+    ids = ladder(family).tokenizer.encode(probe).tolist()
+    assert [other for other in FAMILIES if ladder(other).tokenizer.encode(probe).tolist() == ids] == [family]

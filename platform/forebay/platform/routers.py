@@ -1,29 +1,40 @@
 """The router of a process that has one, made from the configuration."""
 
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.tasks import background, end
+from forebay.platform.warm.kept import path_of
+from forebay.platform.warm.start import keep, warming
 from forebay.router import EndpointSpec, RouterService, Weights
 
 
 @asynccontextmanager
 async def routed(config: Config) -> AsyncIterator[RouterService]:
-    """A started router."""
+    """A started router, which knows what its engines hold as soon as it can. What it knows is kept for the next."""
+    specs, file = specs_of(config), path_of(config.stores.state_dir, replica_name())
     async with AsyncExitStack() as stack:
         service = RouterService(
-            specs_of(config),
+            specs,
             weights_of(config),
             connect_timeout=config.timeouts.connect,
             blocks_per_endpoint=config.router.blocks_per_endpoint,
             ready_within=config.router.warm_start_timeout,
+            warm=warming(config, specs, file),
         )
         stack.callback(service.close)
+        stack.push_async_callback(keep, service, file)
         stack.push_async_callback(end, background("router", service.run))
         yield service
+
+
+def replica_name() -> str:
+    """What this front door's files are called: the same after a restart, so that they are found again."""
+    return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
 
 
 def weights_of(config: Config) -> Weights:

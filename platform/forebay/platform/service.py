@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +22,7 @@ from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.readers import load_readers
 from forebay.platform.relay.relay import Relay
-from forebay.platform.routers import routed, specs_of, weights_of
+from forebay.platform.routers import replica_name, routed, specs_of, weights_of
 from forebay.platform.stores import database, valkey
 from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
@@ -35,6 +33,7 @@ from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
+from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
 from forebay.router import Memory, Pool, Router, RouterService, Ticker
 from forebay.router.remote import RemoteRouter
@@ -82,6 +81,7 @@ class Service:
         self.pools = pools
         self.router = router
         self.routing = routing
+        self._snapshots = Snapshots(routing) if routing is not None else None
         self.seat = seat
         self.catalogue = catalogue
         self.spool = spool
@@ -99,6 +99,13 @@ class Service:
     def routes(self) -> bool:
         """Whether the router is there, and knows what endpoints hold as far as it will soon."""
         return self.routing.ready if self.routing is not None else self.seat is not None and self.seat.router.connected
+
+    async def snapshot(self) -> AsyncIterator[bytes]:
+        """What the router knows, for a peer that starts. Raises `RouterUnavailable`."""
+        if self.seat is not None:
+            return await pulled(self.seat.router)
+        assert self._snapshots is not None
+        return await opened(self._snapshots)
 
     async def drain(self) -> None:
         """Take no new request, and wait for those in flight, as long as the drain timeout."""
@@ -217,14 +224,9 @@ def _memory(config: Config) -> Memory:
     return Memory(config.router.prompt_memory_bytes, config.router.prompt_memory_bytes_per_project)
 
 
-def spool_name() -> str:
-    """One spool a host (and replica): the same after a restart, so that what it held is found again."""
-    return os.environ.get("FOREBAY_REPLICA") or socket.gethostname()
-
-
 async def _spool(config: Config, seat: Seat | None) -> Spool:
     """This process's own, started. The bound on its size is the front door's."""
-    name = f"{spool_name()}-w{seat.name}" if seat else spool_name()
+    name = f"{replica_name()}-w{seat.name}" if seat else replica_name()
     limit = config.stores.spool_limit_bytes // (seat.of if seat else 1)
     deadline = time.monotonic() + (SPOOL_WITHIN_S if seat else 0.0)
     spool = Spool(Path(config.stores.state_dir) / "spool" / name, limit)

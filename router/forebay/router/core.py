@@ -54,7 +54,7 @@ class Core:
         self._next += 1
         booking = Booking(
             self._next, owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,
-            max(1, ask.tokens), option.cached, keys,
+            max(1, ask.tokens), option.cached, keys, ask.exact,
         )  # fmt: skip
         self._bookings[booking.id] = booking
         pool.book(booking, options, option, now)

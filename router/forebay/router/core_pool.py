@@ -94,7 +94,7 @@ class CorePool:
         booking.alone = not member.load.in_flight
         member.load.book(booking, now, member.rates.prefill_s)
         self.counts.placed(option, max(one.cached for one in options))
-        self.guesses.placed(booking, now, option.predicted_s, followed=member.followed)
+        self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
 
     # -- what becomes of it
 
@@ -105,7 +105,7 @@ class CorePool:
         member.load.begin(booking)
         member.condition.answered()
         booking.undisturbed = booking.alone and booking.turn == member.load.turn
-        self.guesses.begun(booking, now, followed=member.followed)
+        self.guesses.begun(booking, now, followed=member.followed and booking.exact)
 
     def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
         member = self.members[booking.endpoint]
@@ -146,7 +146,7 @@ class CorePool:
         tokens were guessed from bytes, ours are of another size than the engine's."""
         ours = booking.tokens / tokens
         self.counts.compare(tokens, round(booking.cached / ours), observed)
-        self.guesses.observed(booking, round(observed * ours), now, followed=member.followed)
+        self.guesses.observed(booking, round(observed * ours), now, followed=member.followed and booking.exact)
 
     # -- what is heard of endpoints
 

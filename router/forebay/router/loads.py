@@ -27,6 +27,7 @@ class Booking(Struct):
     tokens: int  # of the prompt
     cached: int  # of those, taken to be cached
     keys: Keys = NO_KEYS
+    exact: bool = True  # KV events may tell of the keys
     guessed_from: int = 0  # the number of its first key that was written to the index as a guess
     turn: int = 0  # the pool's number of placements, itself included
     alone: bool = False

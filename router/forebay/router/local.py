@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import zmq
 
@@ -89,7 +89,8 @@ class _Sink:
 
 
 class RouterService:
-    """The core with its prober and its followers of KV events. `shared` serves several owners, `router` one."""
+    """The core with its prober and its followers of KV events, by pool and endpoint. `shared` serves several owners,
+    `router` one. `warm` is awaited before the followers begin, so that it may fill the index and `resume` them."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class RouterService:
         blocks_per_endpoint: int = BLOCKS_PER_HOLDER,
         ready_within: float = READY_WITHIN_S,
         clock: Clock = time.monotonic,
+        warm: "Callable[[RouterService], Awaitable[None]] | None" = None,
     ) -> None:
         names = {pool: [spec.name for spec in specs] for pool, specs in pools.items()}
         self.core = Core(names, weights, blocks_per_holder=blocks_per_endpoint)
@@ -108,6 +110,7 @@ class RouterService:
         self.prober = Prober(pools, tell=self.core.probed, proven=self._proven, connect_timeout=connect_timeout)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.followers = self._followers(pools)
+        self._warm = warm
         self._clock = clock
         self._give_up_at = clock() + ready_within
         metrics.show(self.core, clock)
@@ -120,15 +123,14 @@ class RouterService:
         """Whether what endpoints hold is known as far as it will be soon."""
         if self._clock() >= self._give_up_at:
             return True
-        return all(follower.caught_up.is_set() for follower in self.followers)
+        return all(follower.caught_up.is_set() for follower in self.followers.values())
 
     async def run(self) -> None:
         """Until cancelled. A fault in one of its loops ends all of them, to be started again together."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.prober.run())
             tasks.create_task(self._tick())
-            for follower in self.followers:
-                tasks.create_task(follower.run())
+            tasks.create_task(self._follow(tasks))
 
     def close(self) -> None:
         """After `run` has ended."""
@@ -136,15 +138,24 @@ class RouterService:
         self.prober.close()
         self._context.destroy(linger=0)
 
-    def _followers(self, pools: Mapping[str, Collection[EndpointSpec]]) -> list[Follower]:
+    def _followers(self, pools: Mapping[str, Collection[EndpointSpec]]) -> dict[tuple[str, str], Follower]:
         turns = asyncio.Lock()
-        return [
-            Follower(
+        return {
+            (pool, spec.name): Follower(
                 pool, spec.name, spec.events, spec.replay, _Sink(self.core, pool, spec.name),
                 rank=spec.rank, context=self._context, turns=turns,
             )
             for pool, specs in pools.items() for spec in specs if spec.events is not None
-        ]  # fmt: skip
+        }  # fmt: skip
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        warm, self._warm = self._warm, None
+        if warm is not None:
+            for pool, endpoint in self.followers:
+                self.core.follows(pool, endpoint, Following.STARTING)
+            await warm(self)
+        for follower in self.followers.values():
+            tasks.create_task(follower.run())
 
     async def _tick(self) -> None:
         while True:

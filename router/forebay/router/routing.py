@@ -44,7 +44,8 @@ class EndpointState(Struct, frozen=True):
 class Ask(Struct, frozen=True):
     """What a placement needs to know of a request. `keys`: the prompt's seeded prefix keys, one for each 32nd token,
     as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer. `stream`: its first
-    token will be seen when it comes; of a whole answer only the end is."""
+    token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
+    engines know, so KV events never match them."""
 
     pool: str
     keys: bytes
@@ -52,6 +53,7 @@ class Ask(Struct, frozen=True):
     output: int
     exclude: tuple[str, ...] = ()
     stream: bool = True
+    exact: bool = True
 
 
 class Placed(Struct, frozen=True):

@@ -21,6 +21,7 @@ from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.keys import without_secrets
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
+from forebay.platform.warm.route import snapshot_route
 
 log = logging.getLogger(__name__)
 _ADMIN_BODY_LIMIT = 1 << 20
@@ -36,7 +37,7 @@ def create_app(service: Service) -> Litestar:
         *ADMIN_CONTROLLERS,
     ]
     return Litestar(
-        [*inference, *controllers],
+        [*inference, *controllers, snapshot_route(service)],
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False),
             "principal": Provide(_principal_of(service.auth)),

@@ -1,5 +1,8 @@
 """What reading prompts costs, and how much of it is remembered."""
 
+from functools import cache
+from typing import NamedTuple
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from forebay.router import Memory, Read, Rung
@@ -24,8 +27,29 @@ def watch(memory: Memory) -> None:
     _EVICTIONS.set_function(lambda: memory.evictions)
 
 
+class _Series(NamedTuple):
+    """The series of one model and rung, looked up once."""
+
+    prompts: Counter
+    remembered: Counter
+    tokenized: Counter
+    seconds: Histogram
+
+
+@cache
+def _series(model: str, rung: Rung) -> _Series:
+    return _Series(
+        PROMPTS.labels(model=model, rung=rung),
+        TOKENS.labels(model=model, how="remembered"),
+        TOKENS.labels(model=model, how="tokenized"),
+        SECONDS.labels(model=model),
+    )
+
+
 def read(model: str, rung: Rung, found: Read, seconds: float) -> None:
-    PROMPTS.labels(model=model, rung=rung).inc()
-    TOKENS.labels(model=model, how="remembered").inc(found.remembered)
-    TOKENS.labels(model=model, how="tokenized").inc(max(0, found.tokens - found.remembered))
-    SECONDS.labels(model=model).observe(seconds)
+    series = _series(model, rung)
+    series.prompts.inc()
+    if found.remembered:
+        series.remembered.inc(found.remembered)
+    series.tokenized.inc(max(0, found.tokens - found.remembered))
+    series.seconds.observe(seconds)

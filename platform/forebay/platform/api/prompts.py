@@ -107,6 +107,8 @@ class Prompts:
             except (TemplateError, TokenizerError) as error:
                 _unread(unread, error)
                 read = None
+            if read is not None and not read.checkpoints:
+                return reader.rung, read
             if read is not None:
                 marks = Marks(conversation.rendered, read.checkpoints)
                 self._transcripts.remember(unread.project, unread.known, source, unread.body, marks)

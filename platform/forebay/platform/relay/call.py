@@ -9,7 +9,7 @@ from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
-from forebay.router import Ask, Endpoint, Pool, Prompt, ServerFields
+from forebay.router import Ask, Endpoint, Pool, Prompt, Rung, ServerFields
 
 DEFAULT_TIER = "default"
 _PATHS = {
@@ -36,7 +36,15 @@ class Call(Struct, frozen=True):
     def ask(self, exclude: tuple[str, ...]) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried."""
         inference, prompt = self.inference, self.prompt
-        return Ask(self.pool.name, prompt.keys, prompt.tokens, inference.output, exclude, inference.stream)
+        return Ask(
+            pool=self.pool.name,
+            keys=prompt.keys,
+            tokens=prompt.tokens,
+            output=inference.output,
+            exclude=exclude,
+            stream=inference.stream,
+            exact=prompt.rung is not Rung.BYTES,
+        )
 
     def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Head and body of the engine's request. The body is the server's own members and what may pass of the

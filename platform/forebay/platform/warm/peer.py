@@ -1,7 +1,7 @@
 """Reads another front door's snapshot over HTTP, bounded in time and size."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from forebay.platform.warm.access import PATH
 from forebay.router import Connection, UpstreamError
@@ -16,7 +16,7 @@ class PeerError(Exception):
     """It has no snapshot for us. The message says why."""
 
 
-async def fetch(url: str, token: str, *, connect_timeout: float) -> AsyncIterator[bytes]:
+async def fetch(url: str, token: str, *, connect_timeout: float) -> AsyncGenerator[bytes, None]:
     """The snapshot of the front door at `url`, as it comes. Raises `PeerError`; the caller bounds the time."""
     client = Client(url, connect_timeout=connect_timeout)
     try:

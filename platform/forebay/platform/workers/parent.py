@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 from forebay.platform.config.model import Config
-from forebay.platform.routers import routed
+from forebay.platform.routers import replica_name, routed
 from forebay.platform.server import Stop, bind, first_of, raise_file_limit, until_signalled
-from forebay.platform.service import prepare, spool_name
+from forebay.platform.service import prepare
 from forebay.platform.tasks import background, end
+from forebay.platform.warm.serving import QUERY, Snapshots
 from forebay.platform.workers import gathered
 from forebay.platform.workers.crew import Crew
 from forebay.platform.workers.orders import Orders
@@ -67,7 +68,7 @@ async def _stopped(crew: Crew, stop: Stop) -> None:
 
 def socket_path(config: Config) -> Path:
     """Of this front door's router: several may keep their state in one directory."""
-    mark = hashlib.sha256(spool_name().encode()).hexdigest()[:8]
+    mark = hashlib.sha256(replica_name().encode()).hexdigest()[:8]
     return private_path(Path(config.stores.state_dir) / "run", f"router-{mark}")
 
 
@@ -85,6 +86,7 @@ class Answers:
             "in-flight": self._shares.exchange,
             "metrics": self._gathering("metrics", self._metrics),
             "status": self._gathering("status", self._status),
+            QUERY: Snapshots(self._service).answer,
         }
         self._server.handlers.update(answers)
 

@@ -42,7 +42,8 @@ class Cleared(Struct, gc=False):
     """The holder has emptied its cache, all tiers."""
 
 
-Event = Stored | Removed | Cleared
+Change = Stored | Removed
+Event = Change | Cleared
 
 
 class Batch(Struct, gc=False):

@@ -2,21 +2,19 @@
 
 from collections.abc import Sequence
 
-from forebay.router.prefix.blocks import Cleared, Event, Hash, Removed, Stored
+from forebay.router.prefix.blocks import Change, Hash, Removed, Stored
 
 
-def numbered(events: Sequence[Event]) -> Sequence[Event]:
+def numbered(events: Sequence[Change]) -> Sequence[Change]:
     """The events with integers for hashes that are bytes: their last 8, as vLLM itself makes integers of them
     (v1/core/kv_cache_utils.py). An engine sends one or the other, so that one look suffices."""
-    first = next((event.hashes[0] for event in events if not isinstance(event, Cleared) and event.hashes), 0)
+    first = next((event.hashes[0] for event in events if event.hashes), 0)
     return [_numbered(event) for event in events] if isinstance(first, bytes) else events
 
 
-def _numbered(event: Event) -> Event:
+def _numbered(event: Change) -> Change:
     if isinstance(event, Removed):
         return Removed([_number(hash_) for hash_ in event.hashes], event.tier)
-    if not isinstance(event, Stored):
-        return event
     return Stored(
         [_number(hash_) for hash_ in event.hashes],
         None if event.parent is None else _number(event.parent),

@@ -1,7 +1,7 @@
 """The blocks that one holder has, by the engine's hashes, and the keys they claim (pure).
 
-A block claims the keys at the positions it covers. One that ends between two keys claims none, but what follows it rests
-on it, and is forgotten with it: behind each claim lie all tokens from the key before it.
+A block claims the keys at the positions it covers. What follows one that ends between two keys rests on it, and is
+forgotten with it: behind each claim lie all tokens from the key before it.
 """
 
 from itertools import islice
@@ -90,23 +90,24 @@ class Held:
         while broken:
             after = broken.pop()
             for hash_ in after if isinstance(after, set) else (after,):
-                if record := self.blocks.get(hash_):
+                if False and (record := self.blocks.get(hash_)):
                     self._forget(hash_, record, broken)
 
     def shed(self, most: int) -> None:
         """Drop blocks until there are less than `most`, the oldest first. Of the oldest, those that are in the fastest
         tier are spared as long as there are others: some caches announce what they store, and never that it is gone."""
-        excess = len(self.blocks) - most + most // 64
-        self._counts.dropped += excess
+        before, target = len(self.blocks), most - most // 64
         for rounds in range(_ROUNDS, 0, -1):
-            oldest = list(islice(self.blocks.items(), excess))
-            slow = [item for item in oldest if not item[1] & _IN_GPU]
+            oldest = list(islice(self.blocks.items(), max(0, len(self.blocks) - target)))
+            spare = rounds > 1 and any(not record & _IN_GPU for _, record in oldest)
             broken: list[After] = []
-            for hash_, record in slow if rounds > 1 and slow else oldest:
-                self._forget(hash_, record, broken)
-                excess -= 1
-            if excess <= 0: ...
+            for hash_, record in oldest:
+                if spare and record & _IN_GPU:
+                    self.blocks[hash_] = self.blocks.pop(hash_)  # as if it were new
+                else:
+                    self._forget(hash_, record, broken)
             self.forget_after(broken)
+        self._counts.dropped += before - len(self.blocks)
 
     def restore(self, hashes: list[int], records: list[int], inner: dict[int, list[int]]) -> None:
         """Take blocks as another holding has them. Raises `ValueError` if they cannot be."""

@@ -47,7 +47,8 @@ class Holding:
 
     def _apply(self, events: Sequence[Change], plan: Plan) -> None:  # noqa: C901, PLR0912, PLR0915
         # One loop with all that is usual in it: most events tell of one block, and a call costs as much as that.
-        held, waiting, root = self.held, self.parking.waiting, self._root
+        held, root = self.held, self._root
+        waiting = self.parking.waiting if plan.only is None else {}  # who plans one alone heals
         blocks, follows, bit, cells, at = held.blocks, held.follows, held.claims.bit, plan.cells, 0
         tier: Tier | None = None
         for event, start in zip(events, plan.starts, strict=True):
@@ -55,7 +56,7 @@ class Holding:
                 tier = event.tier
                 table, rivals, again = held.claims.tables[tier], held.claims.rivals[tier], held.again[tier]
                 in_tier, usual = 1 << tier, 1 << tier | KEYED
-            if type(event) is Removed:
+            if type(event) is not Stored:
                 plain = not (held.inner or rivals)
                 broken: list[After] = []
                 for hash_ in event.hashes:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import cast
 
 from msgspec import Struct
 
-from forebay.router.prefix.blocks import Cleared, Event, Tier
+from forebay.router.prefix.blocks import Change, Cleared, Event, Tier
 from forebay.router.prefix.claims import Claims, Table, bits, runs
 from forebay.router.prefix.holdings import Holding
 from forebay.router.prefix.keys import GRID, Keys, Weights
@@ -35,7 +36,11 @@ class Holder(Struct, frozen=True):
 
     @property
     def bit(self) -> int:
-        return self.holding.claims.bit
+        return self.holding.held.claims.bit
+
+    @property
+    def empty(self) -> bool:
+        return not (self.holding.held.blocks or self.holding.parking or self.expected)
 
 
 class Index:
@@ -80,7 +85,8 @@ class Index:
 
     def clear(self, name: str) -> None:
         """The holder has nothing any more."""
-        if name in self._holders:
+        holder = self._holders.get(name)
+        if holder is not None and not holder.empty:
             self.attach(name)
 
     def begin(self, name: str) -> Holder:
@@ -116,13 +122,11 @@ class Index:
     def apply(self, name: str, events: Sequence[Event]) -> None:
         """A batch of a holder's events, in order. Raises `KeyError` for one that is not attached."""
         start = 0
-        if Cleared in map(type, events):
-            for number, event in enumerate(events):
-                if type(event) is Cleared:
-                    self._holders[name].holding.apply(events[start:number])
-                    self.clear(name)
-                    start = number + 1
-        self._holders[name].holding.apply(events[start:] if start else events)
+        for number in [number for number, event in enumerate(events) if type(event) is Cleared]:
+            self._holders[name].holding.apply(cast("Sequence[Change]", events[start:number]))
+            self.clear(name)
+            start = number + 1
+        self._holders[name].holding.apply(cast("Sequence[Change]", events[start:] if start else events))
         if self._unswept:
             self.sweep(_SWEEP)
 
@@ -169,11 +173,11 @@ class Index:
     def sizes(self) -> Sizes:
         holders = self._holders.values()
         return Sizes(
-            blocks={holder.name: len(holder.holding.blocks) for holder in holders},
+            blocks={holder.name: len(holder.holding.held.blocks) for holder in holders},
             keys=sum(map(len, self._tables)),
             parked=sum(len(holder.holding.parking) for holder in holders),
             expected=sum(len(holder.expected) for holder in holders),
-            unswept=sum(len(holder.holding.blocks) for holder in self._unswept),
+            unswept=sum(len(holder.holding.held.blocks) for holder in self._unswept),
             counts=self.counts,
         )
 
@@ -191,7 +195,7 @@ class Index:
 
     def _sweep(self, holder: Holder, most: int) -> bool:
         """Whether nothing of it is left."""
-        if holder.expected.sweep(most) or holder.holding.sweep(most):
+        if holder.expected.sweep(most) or holder.holding.held.sweep(most):
             return False
         self._unswept.remove(holder)
         self._free.append(holder.bit)

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from forebay.router.prefix.blocks import Tier
-from forebay.router.prefix.holdings import Holding
+from forebay.router.prefix.held import Held
 from forebay.router.prefix.index import Index
 from forebay.router.prefix.keys import GRID, Weights
 from forebay.router.prefix.records import AT, KEYED, MASK, PACKED, PLACE, SUM, TIERS, pack
@@ -60,15 +60,15 @@ def fingerprint(weights: Weights) -> bytes:
 
 def dump(index: Index, name: str, position: bytes) -> Iterator[bytes]:
     """The chunks of what `name` has at this moment, whatever happens until the last is taken."""
-    return _Dump(index.holder(name).holding).chunks(_Head(VERSION, fingerprint(index.weights), position))
+    return _Dump(index.holder(name).holding.held).chunks(_Head(VERSION, fingerprint(index.weights), position))
 
 
 class _Dump:
-    def __init__(self, holding: Holding) -> None:
-        self._blocks = holding.blocks.copy()
-        self._inner = holding.inner.copy()
-        self._follows = holding.follows.copy()
-        self._again = [(tier, counts.copy()) for tier, counts in zip(Tier, holding.again, strict=True) if counts]
+    def __init__(self, held: Held) -> None:
+        self._blocks = held.blocks.copy()
+        self._inner = held.inner.copy()
+        self._follows = held.follows.copy()
+        self._again = [(tier, counts.copy()) for tier, counts in zip(Tier, held.again, strict=True) if counts]
 
     def chunks(self, head: _Head) -> Iterator[bytes]:
         yield _encode(head)
@@ -126,11 +126,11 @@ class Loading:
 
     def finish(self) -> bytes:
         """Put the holder in the place of what was known under its name. Returns the snapshot's position."""
-        holding = self._holder.holding
+        blocks = self._holder.holding.held.blocks
         if self._head is None or self._tail is None:
             raise self._failed("the snapshot is cut off")
-        if len(holding.blocks) != self._tail.blocks:
-            raise self._failed(f"the snapshot has {len(holding.blocks)} blocks and says {self._tail.blocks}")
+        if len(blocks) != self._tail.blocks:
+            raise self._failed(f"the snapshot has {len(blocks)} blocks and says {self._tail.blocks}")
         self._open = False
         self._index.commit(self._holder)
         return self._head.position
@@ -148,16 +148,16 @@ class Loading:
         self._head = head
 
     def _take(self, part: _Blocks) -> None:
-        holding = self._holder.holding
+        held = self._holder.holding.held
         try:
             hashes = _unpack(part.hashes, signed=part.signed)
             records = _records(part.records)
             inner = {hashes[number]: _unpack(keys) for number, keys in part.inner}
-            holding.restore(hashes, records, inner)
+            held.restore(hashes, records, inner)
             for number, tier, count in part.again:
-                holding.again[tier][hashes[number]] = count
+                held.again[tier][hashes[number]] = count
             for number, after in zip(_unpack(part.before), _unpack(part.after, signed=part.signed), strict=True):
-                holding.rest(hashes[number], after)
+                held.rest(after, hashes[number])
         except (ValueError, IndexError) as error:
             raise self._failed(f"the snapshot cannot be true: {error}") from error
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from msgspec import Struct
 
-from forebay.router.prefix.blocks import Event, Hash, Stored
+from forebay.router.prefix.blocks import Change, Hash, Stored
 from forebay.router.prefix.keys import GRID, Weights
 from forebay.router.prefix.records import AT, MASK, PLACE
 
@@ -50,12 +50,12 @@ class Plan(Struct, gc=False):
     starts: list[int | None]
     cells: list[int] = []
     cell: int = LARGEST + 1
-    run_alone: Run | None = None
+    only: Run | None = None
 
     def run(self, event: Stored, first: int, base: int) -> Run:
         """The sums of a planned run from cell number `first` on, where the sum before it is `base`."""
-        if self.run_alone is not None:
-            return self.run_alone
+        if self.only is not None:
+            return self.only
         cells = self.cells[first : first + len(event.tokens) // self.cell]
         totals = list(accumulate(cells, _add, initial=base))
         each = event.block_size // self.cell
@@ -73,7 +73,7 @@ class Sums:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def plan(self, events: Sequence[Event], blocks: Mapping[Hash, int]) -> Plan:
+    def plan(self, events: Sequence[Change], blocks: Mapping[Hash, int]) -> Plan:
         """Plans the runs whose parent is in `blocks`, or ends the run planned before. Others are left for `alone`:
         those with blocks of another size than the first, opaque ones, and those that cannot be true."""
         size = next((event.block_size for event in events if type(event) is Stored), 0)
@@ -84,7 +84,7 @@ class Sums:
         tokens: list[int] = []
         rows: list[int] = []  # position of each cell, in cells
         shift, unaligned = AT + cell.bit_length() - 1, cell - 1 << AT
-        last: Stored | None = None
+        last, end = None, 0  # the run planned before, and the position where it ends
         for event in events:
             if type(event) is not Stored or event.block_size != size or event.inexact is not None:
                 starts.append(None)
@@ -93,8 +93,8 @@ class Sums:
             if parent is None:
                 start = 0
             elif not (start := blocks.get(parent, 0) & PLACE):
-                start = end if last is not None and last.hashes[-1] == parent else unaligned
-            if start & unaligned or not count or count != size * len(event.hashes):
+                start = end if last is not None and last.hashes[-1] == parent else -1
+            if start < 0 or start & unaligned or not count or count != size * len(event.hashes):
                 starts.append(None)
                 continue
             starts.append(start)
@@ -123,7 +123,7 @@ class Sums:
         for key, token in zip(totals[on_grid::GRID].tolist(), range(on_grid, count, GRID), strict=True):
             if (token + 1) % size:
                 inner.setdefault(token // size, []).append(key)
-        return Plan([start], run_alone=Run(totals[size - 1 :: size].tolist(), inner))
+        return Plan([start], only=Run(totals[size - 1 :: size].tolist(), inner))
 
     def _cells(self, tokens: list[int], rows: list[int], cell: int) -> list[int]:
         terms = np.frombuffer(array("I", tokens), np.uint32).reshape(-1, cell) + np.uint64(1)

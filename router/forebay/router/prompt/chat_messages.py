@@ -14,7 +14,8 @@ from forebay.router.prompt.template_format import ContentFormat
 Message = dict[str, Any]
 
 _BILLING = "x-anthropic-billing-header"  # a client's line at the head of a system message that changes at each request
-_TEXTS = {"text": "text", "refusal": "refusal", "thinking": "thinking", "input_text": "text", "output_text": "text"}
+_TEXTS = frozenset({"text", "refusal", "thinking"})  # types of parts, and the member that holds their text
+_NULL = frozenset({"assistant", "function"})  # roles whose content may be null; it may be missing everywhere
 # Members of parts that do not reach the template.
 _PART = frozenset({"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url"}) | {
     *("input_audio", "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid"),
@@ -40,6 +41,8 @@ def normalized(message: Message, form: ContentFormat) -> Message:
             if not content and form == "openai":
                 return {"role": role, "content": []}
         return {"role": role, "content": content if form == "string" else [{"type": "text", "text": content}]}
+    if content is None and role not in _NULL and "content" in message:
+        raise Unsure
     result: Message = {"role": role, "content": _content(role, content, form)}
     if role == "assistant":
         _add_assistant(result, message)
@@ -90,7 +93,9 @@ def _text(part: Any) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("name") if kind == "tool_reference" else part.get(_TEXTS[kind]) if kind in _TEXTS else None
+    if not isinstance(kind, str):
+        raise Unsure
+    text = part.get("name") if kind == "tool_reference" else part.get(kind) if kind in _TEXTS else None
     if not isinstance(text, str) or part.get("uuid") is not None:
         raise Unsure
     return text

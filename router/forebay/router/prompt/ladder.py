@@ -14,7 +14,7 @@ from msgspec import Struct
 from forebay.router.prefix.keys import Ids
 from forebay.router.prompt.ladder_cuts import Cuts, find_cuts
 from forebay.router.prompt.ladder_limit import TooLongError, surely_more
-from forebay.router.prompt.ladder_trials import trials
+from forebay.router.prompt.ladder_trials import probe, trials
 from forebay.router.prompt.prompt import Rung
 from forebay.router.prompt.tokenizer import Tokenizer
 
@@ -48,6 +48,11 @@ class Ladder:
 
     def __repr__(self) -> str:
         return f"<Ladder {self.rung}: {self.reason}>"
+
+    @property
+    def probe(self) -> str:
+        """A text to have an engine tokenize: unless it becomes the same tokens there, this is not its tokenizer."""
+        return probe(self.tokenizer.special_tokens.values() if self._cuts is None else self._cuts.tokens)
 
     def encode(
         self, text: str, *, behind: str = "", room: int, shortest: int = SHORTEST

@@ -1,7 +1,7 @@
 """Texts made to break the claim that a tokenizer may be cut at its special tokens, and to compare with an engine's."""
 
 # ruff: noqa: RUF001
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 ODD = (
@@ -79,6 +79,12 @@ def trials(tokens: Sequence[str]) -> list[str]:
         texts += [token + odd + token for odd in ODD]
     texts += [_conversation(some, random) for _ in range(40)]
     return texts
+
+
+def probe(tokens: Iterable[str]) -> str:
+    """One text with all that is odd, some of `tokens` between."""
+    some = list(tokens)[:16] or [""]
+    return " leading" + "".join(some[at % len(some)] + odd for at, odd in enumerate(ODD))
 
 
 def _conversation(tokens: Sequence[str], random: Random) -> str:

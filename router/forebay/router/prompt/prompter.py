@@ -17,6 +17,7 @@ from forebay.router.prompt.prompt import Rung
 from forebay.router.prompt.template import Template
 from forebay.router.prompt.text import Known, Pieces, Resume, TextMemory
 
+SMALL = 1 << 11  # characters of a prompt that is read anew each time
 HEAVY = 1 << 14  # characters that are rendered or tokenized aside: they take more than some milliseconds
 _EVERY = 16  # messages from one checkpoint of a long conversation to the next; the first and last ones have their own
 _ENDS = 2
@@ -80,10 +81,13 @@ class Prompter:
         self._texts = TextMemory(ladder, weights, memory, name, completions=True)
 
     async def chat(self, project: str, conversation: Conversation, limit: int, aside: Aside) -> Read | None:
-        """None for a model without a template, and for a chat of which even the beginning is uncertain. Raises `TemplateError`, `TokenizerError`, and `TooLongError` for more
+        """None for a model without a template, and for a chat of which even the beginning is uncertain. Raises
+        `TemplateError`, `TokenizerError`, and `TooLongError` for more
         than `limit` tokens."""
         if self._template is None:
             return None
+        if conversation.checkpoint is None and conversation.size <= SMALL:
+            return self._small(self._template, conversation, limit)
         found = self._resumed(project, conversation)
         if found is None:
             rendered = await self._rendered(self._template, conversation, aside)
@@ -102,6 +106,13 @@ class Prompter:
             if resume is not None
         }
         return Read(counted.tokens.count, counted.tokens.sums, rendered.exact, checkpoints, known.count)
+
+    def _small(self, template: Template, conversation: Conversation, limit: int) -> Read | None:
+        rendered = template.render(conversation.since(0), self._today(), marked=False)
+        if not rendered.exact and not rendered.text:
+            return None
+        tokens = self._chats.count(rendered.text, limit=limit)
+        return Read(tokens.count, tokens.sums, rendered.exact)
 
     async def _rendered(self, template: Template, conversation: Conversation, aside: Aside) -> Rendered:
         chat, now = conversation.since(0), self._today()
@@ -124,6 +135,9 @@ class Prompter:
 
     async def text(self, project: str, prompt: str, limit: int, aside: Aside) -> Read:
         """A completion's prompt. Raises `TokenizerError`, `TooLongError`."""
+        if len(prompt) <= SMALL:
+            tokens = self._texts.count(prompt, limit=limit)
+            return Read(tokens.count, tokens.sums)
         known = self._texts.known(project, None, prompt)
         assert known is not None
         counted = self._texts.remember(known, await self._encoded(self._texts, known, limit, aside))

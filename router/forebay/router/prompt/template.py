@@ -73,9 +73,9 @@ class Template:
         """Whether renderings may have marks."""
         return self._plan is not None
 
-    def render(self, chat: Chat, now: datetime) -> Rendered:
-        """`now` is what the template is told if it asks for the date: local time, as engines have it. Raises
-        `TemplateError`."""
+    def render(self, chat: Chat, now: datetime, *, marked: bool = True) -> Rendered:
+        """`now` is what the template is told if it asks for the date: local time, as engines have it. Not `marked`: the
+        text alone, for a third of the time. Raises `TemplateError`."""
         _check(chat)
         try:
             given = self._variables(chat)
@@ -85,7 +85,8 @@ class Template:
         if talk.scattered and not talk.certain:
             return NOTHING
         continued = self._tag(chat, talk)
-        rendered = None if self._plan is None else self._watched(talk, given, now, continued)
+        watch = self._plan is not None and (marked or not talk.certain)
+        rendered = self._watched(talk, given, now, continued) if watch else None
         if rendered is None:
             if not talk.certain:
                 return NOTHING

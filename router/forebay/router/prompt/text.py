@@ -138,6 +138,15 @@ class TextMemory:
         here = run.value or self._beginning  # without room, nothing is remembered
         return Known(project, text, begin, run, at, at, here.count, here.sum, _keys(run), here.behind)
 
+    def count(self, text: str, *, limit: int) -> Tokens:
+        """A text of which nothing is looked up or remembered: for short ones that costs more than it saves. Raises as
+        `encode` does."""
+        none: Run = Node("")
+        begin = self._beginning
+        known = Known("", text, none, none, 0, 0, begin.count, begin.sum, begin.keys, "")
+        pieces = self.encode(known, limit=limit)
+        return Tokens(pieces.count, np.frombuffer(known.keys + pieces.keys, "<u8"))
+
     def encode(self, known: Known, *, limit: int) -> Pieces:
         """Tokenize what is not known. Raises `TooLongError`, as early as it is certain, for a prompt of more than
         `limit` tokens, and `TokenizerError`."""
