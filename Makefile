@@ -66,8 +66,9 @@ lint: setup-dev ## ruff, mypy (strict) and the import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup-dev ## CPU cost of the front door per event and per request; JSON on the last line
-	@exec $(BIN)/python -m tests.bench.relay
+bench: setup-dev ## what relaying, placing and KV events cost; JSON on each one's last line
+	@$(BIN)/forebay up --prepare
+	@for one in relay placement events; do echo "==> $$one"; $(BIN)/python -m tests.bench.$$one; done
 
 lock: setup-dev ## resolve both lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install -q uv

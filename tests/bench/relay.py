@@ -1,7 +1,8 @@
 """What relaying costs: CPU of the front door per streamed event and per small request, everything included.
 
 64 streams of one event each 10 ms, then small non-streamed requests over 32 connections, against the engine double;
-front door and bare-handler floor in turns, medians of the rounds. The last line is one JSON object.
+front door and bare-handler floor in turns, medians of the rounds. Prompts are read with SmolLM2's files, and
+the engine's KV events are followed. The last line is one JSON object.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from forebay.platform.config.load import load_config
+from forebay.platform.local.paths import paths
 from forebay.platform.local.probe import any_port
 from forebay.platform.stores import embedded
 from tests.bench import load
@@ -88,14 +91,24 @@ async def _subjects() -> AsyncIterator[dict[str, tuple[int, int, str | None, boo
             str(EVENT_S),
             "--answer-tokens",
             "none",
+            "--no-tokenize",
+            "--kv-events",
+            f"ipc://{state}/kv",
+            "--kv-replay",
+            f"ipc://{state}/kv-replay",
         )
+        tokenizer = str(paths(load_config(None).stores.state_dir).weights)
+        events = {"kvEvents": f"ipc://{state}/kv", "kvReplay": f"ipc://{state}/kv-replay"}
         url = f"http://127.0.0.1:{engine}"
         with embedded.start_postgres(state) as postgres, embedded.start_valkey(state) as valkey:
             async with (
                 python_process(*double, ready="engine double"),
                 python_process("tests.bench.floor", "--port", str(floor), "--engine", url, ready="ready") as bare,
-                front_door(state, [url], model="bench", postgres=postgres.url, valkey=valkey.url) as door,
-            ):
+                front_door(
+                    state, [url], model="bench", postgres=postgres.url, valkey=valkey.url,
+                    endpoints=[events], tokenizer=tokenizer,
+                ) as door,
+            ):  # fmt: skip
                 yield {"floor": (bare.pid, floor, None, True), "cpu": (door.pid, door.port, door.key, False)}
 
 

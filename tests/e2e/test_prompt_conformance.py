@@ -83,7 +83,7 @@ class Reader:
         template = Template(tokenizer.chat_template, special_tokens=tokenizer.special_tokens, clock=time.monotonic)
         memory = Memory(1 << 24, 1 << 24)
         self.prompter = Prompter(MODEL, Ladder(tokenizer), template, WEIGHTS, memory, today=lambda: datetime.now(UTC))
-        self.size = 0
+        self.size = 1 << 13  # as if none were small enough to be read anew each time
         self._members: dict[str, Any] = {}
 
     def since(self, message: int) -> Chat:

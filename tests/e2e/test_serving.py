@@ -133,7 +133,7 @@ async def test_a_killed_engine_loses_no_request_that_had_not_begun_to_answer(
         pytest.skip("the engine is somebody else's (FOREBAY_VLLM_URL)")
     async with opened(config(tmp_path, vllm_pair), database, valkey) as door:
         long = [asyncio.create_task(_stream(door, message(f"{n} {STORY}", max_tokens=60))) for n in range(4)]
-        await eventually(lambda: any(e.load.in_flight for e in door.service.pools[0].endpoints.values()), 30)
+        await eventually(lambda: any(one.in_flight for one in door.service.router.states("main").values()), 30)
         await asyncio.sleep(1.0)
         victim.kill()
         late = [asyncio.create_task(_stream(door, message(f"late {n}", max_tokens=8))) for n in range(6)]

@@ -75,15 +75,18 @@ class Engine(Protocol):
 
 
 def config(state: Path, engines: Sequence[Engine], **changes: Any) -> Config:
-    """A configuration over `engines`, as the file would say it. `endpoint` holds members of every endpoint."""
+    """A configuration over `engines`, as the file would say it. `endpoint` holds members of every endpoint, `endpoints`
+    those of each."""
     endpoint = changes.pop("endpoint", {})
+    endpoints = changes.pop("endpoints", None) or [{}] * len(engines)
+    model = changes.pop("model", {})
     data = {
         "server": {"port": any_port(), "drainTimeout": 5.0, **changes.pop("server", {})},
         "stores": {"stateDir": str(state), "checkpointEvery": 0.2},
-        "pools": [{"name": "main", "endpoints": [{"url": e.url, "name": f"engine-{i}", "servedModel": MODEL, **endpoint}
-                                                 for i, e in enumerate(engines)]}],
+        "pools": [{"name": "main", "endpoints": [{"url": e.url, "name": f"engine-{i}", "servedModel": MODEL, **endpoint,
+                                                  **endpoints[i]} for i, e in enumerate(engines)]}],
         "models": [{"name": MODEL, "pool": "main", "aliases": ["alias"], "prices": PRICES,
-                    "apis": ["chat", "completions", "embeddings"]}],
+                    "apis": ["chat", "completions", "embeddings"], **model}],
         **changes,
     }  # fmt: skip
     return msgspec.convert(data, Config)

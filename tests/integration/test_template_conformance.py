@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.router.prompt.chat import Chat, TemplateError
 from forebay.router.prompt.template import Template
 from tests.chat_templates import CONVERSATIONS, NOW, OPTIONS, TEMPLATES, WEATHER, call
-from tests.tokenizers import examples
+from tests.tokenizers import directory, examples
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".forebay/engines/vllm/bin/python"
@@ -84,33 +84,65 @@ def check(source: str, oracle: Oracle, body: dict[str, Any]) -> None:
 
 ODD_MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "hi", "name": "bob", "foo": 1},
-    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"t": 1}}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"t": 1}}],
+    },
     {"role": "user", "content": []},
     {"role": "user"},
     {"role": "user", "content": "hi", "task": "t", "reasoning": "r"},
     {"role": "user", "content": [{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "", "closed": True}]},
     {"role": "user", "content": [{"type": "tool_reference", "name": "n"}, {"type": "text", "text": "x"}]},
     {"role": "assistant", "content": None, "tool_calls": [call(arguments='{"b": 1, "a": 1.50, "ü": [null]}')]},
-    {"role": "assistant", "tool_calls": [{"type": "function", "id": "c", "index": 0, **{"function": call()["function"]}}]},
-    {"role": "assistant", "content": "x", "tool_calls": [call(arguments=text) for text in ("no", "[1]", "", "3", "null")]},
-    {"role": "assistant", "content": "x", "tool_calls": [call(arguments='{"a": 1e400, "b": 123456789012345678901234}')]},
+    {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "id": "c", "index": 0, "function": call()["function"]}],
+    },
+    {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [call(arguments=text) for text in ("no", "[1]", "", "3", "null")],
+    },
+    {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [call(arguments='{"a": 1e400, "b": 123456789012345678901234}')],
+    },
     {"role": "assistant", "content": "x", "tool_calls": []},
     {"role": "assistant", "content": "x", "tool_calls": None, "refusal": "no", "audio": None, "function_call": None},
     {"role": "assistant", "content": "x", "reasoning_content": "hmm", "name": "me"},
     {"role": "assistant", "content": "x", "reasoning": "hmm", "reasoning_content": "other"},
-    {"role": "assistant", "content": [{"type": "thinking", "thinking": "no", "closed": True}, {"type": "text", "text": "t"}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "no", "closed": True}, {"type": "text", "text": "t"}],
+    },
     {"role": "tool", "content": "res", "tool_call_id": "c1", "name": "f"},
-    {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}], "tool_call_id": "c1"},
-    {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "tool_reference", "name": "b"}], "tool_call_id": "c"},
+    {
+        "role": "tool",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "x": 1}],
+        "tool_call_id": "c1",
+    },
+    {
+        "role": "tool",
+        "content": [{"type": "text", "text": "a"}, {"type": "tool_reference", "name": "b"}],
+        "tool_call_id": "c",
+    },
     {"role": "tool", "content": "res"},
     {"role": "tool", "content": [], "tool_call_id": "c1"},
     {"role": "function", "content": "r", "name": "f"},
     {"role": "system", "content": "x-anthropic-billing-header: abc\nrest\nmore"},
     {"role": "system", "content": "x-anthropic-billing-header: abc"},
     {"role": "system", "content": "x-anthropic-billing-header: abc", "name": "x"},
-    {"role": "system", "content": [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "B"}]},
+    {
+        "role": "system",
+        "content": [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "B"}],
+    },
     {"role": "developer", "content": "dev", "name": "x"},
-    {"role": "developer", "content": "dev", "tools": [{"type": "function", "function": {"parameters": {}, "name": "f"}}]},
+    {
+        "role": "developer",
+        "content": "dev",
+        "tools": [{"type": "function", "function": {"parameters": {}, "name": "f"}}],
+    },
     # refused by the engine
     *({"role": role, "content": None} for role in ("user", "assistant", "system", "developer", "tool")),
     {"role": "function", "content": None, "name": "f"},
@@ -146,7 +178,15 @@ def test_any_of_them_together(oracle: Oracle, source: str, messages: list[dict[s
 BODIES: list[dict[str, Any]] = [
     {"tools": [WEATHER]},
     {"tools": [{"function": {"name": "g", "description": "d"}}]},
-    {"tools": [{"type": "function", "function": {"parameters": {"b": 1, "a": {}}, "name": "f", "strict": True, "x": 1}, "y": 2}]},
+    {
+        "tools": [
+            {
+                "type": "function",
+                "function": {"parameters": {"b": 1, "a": {}}, "name": "f", "strict": True, "x": 1},
+                "y": 2,
+            }
+        ]
+    },
     {"tools": [{"type": "function", "function": {"name": "g", "defer_loading": True}}]},
     {"tools": [{"type": "function", "function": {"name": "g"}, "defer_loading": False}]},
     {"tools": [WEATHER], "tool_choice": "none"},
@@ -172,40 +212,61 @@ BODIES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("source", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("members", BODIES, ids=lambda members: json.dumps(members)[:70])
-def test_other_members_reach_the_template_as_in_the_engine(oracle: Oracle, source: str, members: dict[str, Any]) -> None:
+def test_other_members_reach_the_template_as_in_the_engine(
+    oracle: Oracle, source: str, members: dict[str, Any]
+) -> None:
     check(source, oracle, {"messages": [{"role": "user", "content": "x"}], **members})
 
 
-@pytest.mark.parametrize("name", [*TEMPLATES, "smollm2"])
+def source_of(name: str) -> str:
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    if name == "smollm2":
+        return SMOLLM2.read_text()
+    return str(json.loads((directory(name) / "tokenizer_config.json").read_text())["chat_template"])
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, "smollm2", "llama3_1", "qwen3", "gemma3", "deepseek_v3"])
 @given(CONVERSATIONS, OPTIONS, st.booleans())
 @examples(40, 1000)
 def test_whole_conversations_are_rendered_as_by_the_engine(
     oracle: Oracle, name: str, messages: list[dict[str, Any]], options: dict[str, Any], continued: bool
 ) -> None:
-    source = SMOLLM2.read_text() if name == "smollm2" else TEMPLATES[name]
     body = {"messages": messages, **options}
     if "template_kwargs" in body:
         body["chat_template_kwargs"] = body.pop("template_kwargs")
     if continued:
         body |= {"continue_final_message": True, "add_generation_prompt": False}
-    check(source, oracle, body)
+    check(source_of(name), oracle, body)
+
+
+_LOOP = "{% for c in CONTENT %}{% endfor %}"
+_MACRO = "{% macro f(SIGNATURE) %}" + _LOOP + "{% endmacro %}{% for m in messages %}{{ f(GIVEN) }}{% endfor %}"
+
+
+def _over(content: str, messages: str = "messages", before: str = "") -> str:
+    return f"{before}{{% for m in {messages} %}}" + _LOOP.replace("CONTENT", content) + "{% endfor %}"
+
+
+def _macro(signature: str, content: str, given: str) -> str:
+    return _MACRO.replace("SIGNATURE", signature).replace("CONTENT", content).replace("GIVEN", given)
 
 
 FORMATS = [
-    "{% for m in messages %}{% for c in m['content'] %}{% endfor %}{% endfor %}",
-    "{% for m in messages %}{% for c in m.content | list %}{% endfor %}{% endfor %}",
-    "{% for m in messages[1:] %}{% for c in m.content[1:] %}{% endfor %}{% endfor %}",
-    "{% set talk = messages %}{% set rest = talk[1:] %}{% for m in rest %}{% for c in m.content %}{% endfor %}{% endfor %}",
-    "{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}",
-    "{% macro f(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}",
-    "{% macro f(a, x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(1, x=m.content) }}{% endfor %}",
-    "{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.role) }}{% endfor %}",
-    "{% macro f(a) %}{% for c in a %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.role) }}{% endfor %}",
-    "{% for m in messages %}{% for k, v in m.content %}{% endfor %}{% endfor %}",
-    "{% for m in messages %}{% for c in m.content %}{% endfor %}{% for k, v in m.content %}{% endfor %}{% endfor %}",
+    _over("m['content']"),
+    _over("m.content | list"),
+    _over("m.content[1:]", "messages[1:]"),
+    _over("m.content", "rest", "{% set talk = messages %}{% set rest = talk[1:] %}"),
+    _over("content", before="{% set content = m.content %}"),
+    _macro("x", "x", "m.content"),
+    _macro("a, x", "x", "1, x=m.content"),
+    _macro("content", "content", "m.role"),
+    _macro("a", "a", "m.role"),
+    _over("m.content").replace("c in", "k, v in"),
+    _over("m.content") + _over("m.content").replace("c in", "k, v in"),
     "{% for a, b in messages %}{% endfor %}{% for content in content %}{% endfor %}",
-    "{% set a, b = messages %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}",
-    "{% for m in others %}{% for c in m.content %}{% endfor %}{% endfor %}",
+    _over("m.content", before="{% set a, b = messages %}"),
+    _over("m.content", "others"),
     "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}",
     "{% for m in messages %}{% generation %}{% for c in m.content %}{% endfor %}{% endgeneration %}{% endfor %}",
 ]

@@ -39,7 +39,7 @@ class Doors:
     def __init__(self, directory: Path, database: str, valkey: str) -> None:
         self.directory = directory
         self.salt = directory / "cache-salt"
-        self._stores = {"postgres_url": database, "valkey_url": valkey}
+        self._database, self._valkey = database, valkey
         self._key: tuple[str, str] | None = None
         ensure_secrets(self.salt)
         ensure_secrets(directory / "key-hash")
@@ -56,7 +56,10 @@ class Doors:
     @asynccontextmanager
     async def open(self, name: str, *engines: EngineDouble, **changes: Any) -> AsyncIterator[Door]:
         configured = self.config(name, *engines, **changes)
-        async with running(configured, **self._stores) as service, listening(service):
+        async with (
+            running(configured, postgres_url=self._database, valkey_url=self._valkey) as service,
+            listening(service),
+        ):
             if self._key is None:
                 tenant = await service.tenancy.create_tenant("acme")
                 project = await service.tenancy.create_project(tenant.id, "main")
@@ -216,7 +219,7 @@ async def test_a_stranger_is_not_even_told_that_there_is_a_snapshot(doors: Doors
         token = token_of(a.service.config)
         unknown = await a.http.get("/internal/router/nothing", headers={"authorization": f"Bearer {token}"})
         for authorization in ("", f"Bearer {a.key}", "Bearer " + "0" * 64, f"bearer {token}x", "Bearer \xe9"):
-            refused = await a.http.get(PATH, headers={"authorization": authorization.encode("latin-1")})
+            refused = await a.http.get(PATH, headers={b"authorization": authorization.encode("latin-1")})
             assert refused.status_code == unknown.status_code == 404
             assert refused.text.replace(PATH, "?") == unknown.text.replace("/internal/router/nothing", "?")
         answer = await a.http.get(PATH, headers={"authorization": f"Bearer {token}"})

@@ -26,7 +26,7 @@ NEXT = [*TALK, *tokens(("its next turn", 64)).tolist()]
 class Doors:
     def __init__(self, directory: Path, database: str, valkey: str) -> None:
         self._directory = directory
-        self._stores = {"postgres": database, "valkey": valkey}
+        self._database, self._valkey = database, valkey
         self._key: str | None = None
 
     @asynccontextmanager
@@ -36,11 +36,12 @@ class Doors:
         state.mkdir(exist_ok=True)
         assert engine.events is not None
         first = self._directory / "a" / "secrets"
-        secrets = {"secrets": {"cacheSalt": f"{first}/cache-salt", "keyHash": f"{first}/key-hash"}} if self._key else {}
+        secrets = {"cacheSalt": f"{first}/cache-salt", "keyHash": f"{first}/key-hash"} if self._key else {}
         async with front_door(
-            state, [engine.url], model=MODEL, key=self._key, server={"workers": 2},
+            state, [engine.url], model=MODEL, key=self._key, server={"workers": 2}, secrets=secrets,
+            postgres=self._database, valkey=self._valkey,
             endpoint={"kvEvents": engine.events.endpoint, "kvReplay": engine.events.replay},
-            **self._stores, **secrets, **changes,
+            **changes,
         ) as door:  # fmt: skip
             self._key = door.key
             await eventually(lambda: _ready(door), timeout=15.0)

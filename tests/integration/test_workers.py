@@ -153,33 +153,35 @@ async def records(database: str, *, at_least: int) -> list[dict[str, Any]]:
         await engine.dispose()
 
 
-async def test_requests_of_both_workers_see_each_others_load(open_door: OpenDoor) -> None:
+async def test_two_workers_are_one_front_door(open_door: OpenDoor) -> None:
+    """Any of them tells of all, their requests see each other's load, and bounds hold for both together."""
     async with (
         EngineDouble(SLOW) as one,
         EngineDouble(SLOW) as other,
-        open_door(one, other) as door,
+        open_door(one, other, maxInFlightPerProject=40) as door,
         Tenant(door) as tenant,
     ):
-        await tenant.on_both_workers()
-        if len(tenant.identifiers) % 2:
-            await tenant.stream()
-        assert one.scheduler.in_flight == other.scheduler.in_flight == len(tenant.identifiers) / 2
-        assert await tenant.booked() == len(tenant.identifiers)
-
-
-async def test_any_worker_tells_of_the_whole_front_door(open_door: OpenDoor) -> None:
-    async with EngineDouble(SLOW) as engine, open_door(engine) as door, Tenant(door) as tenant:
         health = (await tenant.get("/health")).json()
         assert health["status"] == "ok"
         assert health["router"] == {"status": "ok"}
         assert {name: worker["status"] for name, worker in health["workers"].items()} == {"0": "ok", "1": "ok"}
-        assert health["pools"] == {"main": {"engine-0": {"status": "up"}}}
+        assert health["pools"] == {"main": {"engine-0": {"status": "up"}, "engine-1": {"status": "up"}}}
         assert (await tenant.get("/ready")).status_code == 200
         for _ in range(10):
             assert (await tenant.ask(max_tokens=1)).status_code == 200
-        answered = await tenant.metric("forebay_requests_total", status="200")
-        assert sum(answered.values()) == 10
+        assert sum((await tenant.metric("forebay_requests_total", status="200")).values()) == 10
         assert set(await tenant.metric("process_open_fds")) == {"router", "0", "1"}
+
+        await tenant.on_both_workers()
+        while len(tenant.identifiers) < 40:
+            await tenant.stream()
+        assert one.scheduler.in_flight == other.scheduler.in_flight == 20
+        assert await tenant.booked() == 40
+
+        async def refused() -> bool:
+            return {await _code(tenant) for _ in range(8)} == {"concurrency_limit_exceeded"}
+
+        await eventually(refused)
 
 
 async def test_a_worker_that_dies_takes_its_own_streams_and_bookings_only(
@@ -206,20 +208,31 @@ async def test_a_worker_that_dies_takes_its_own_streams_and_bookings_only(
         assert (await tenant.ask(max_tokens=1)).status_code == 200
 
 
-async def test_killing_the_router_process_ends_all_and_the_port_is_free_again(
+async def test_workers_end_with_the_router_process(open_door: OpenDoor, database: str) -> None:
+    async with EngineDouble(SLOW) as engine, open_door(engine) as door, Tenant(door) as tenant:
+        await tenant.on_both_workers()
+        pids = list((await tenant.pids()).values())
+        door.process.kill()
+        await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout=10.0)
+        assert len(tenant.ended) == len(tenant.identifiers)
+        found = await records(database, at_least=len(tenant.identifiers))
+        assert {(r["status"], r["terminated_by"]) for r in found} == {("failed", "front_door")}
+
+
+async def test_after_all_were_killed_one_alone_takes_the_port_and_ships_every_spool(
     open_door: OpenDoor, database: str
 ) -> None:
     async with EngineDouble(SLOW) as engine:
         async with open_door(engine) as door, Tenant(door) as tenant:
             await tenant.on_both_workers()
-            pids = list((await tenant.pids()).values())
+            for pid in ((await tenant.pids()).values()):
+                os.kill(pid, signal.SIGKILL)
             door.process.kill()
-            await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout=10.0)
-            assert len(tenant.ended) == len(tenant.identifiers)
-        async with open_door(engine, port=door.port, key=door.key) as door, Tenant(door) as again:
-            assert (await again.ask(max_tokens=1)).status_code == 200
-            found = await records(database, at_least=len(tenant.identifiers) + 1)
-    assert sorted(r["request_id"] for r in found if r["status"] != "completed") == sorted(tenant.identifiers)
+            await door.process.wait()
+        async with open_door(engine, workers=1, port=door.port, key=door.key):
+            found = await records(database, at_least=len(tenant.identifiers))
+    assert sorted(r["request_id"] for r in found) == sorted(tenant.identifiers)
+    assert {r["status"] for r in found} == {"lost"}
 
 
 async def test_sigterm_lets_streams_of_both_workers_finish_and_takes_no_new_ones(
@@ -250,35 +263,6 @@ async def test_a_second_sigterm_ends_streams_with_an_error_frame(open_door: Open
         assert engine.scheduler.in_flight == 0
 
 
-async def test_spools_of_workers_that_are_no_more_are_shipped(open_door: OpenDoor, database: str, state: Path) -> None:
-    async with EngineDouble(SLOW) as engine:
-        async with open_door(engine) as door, Tenant(door) as tenant:
-            await tenant.on_both_workers()
-            for pid in (await tenant.pids()).values():
-                os.kill(pid, signal.SIGSTOP)  # nothing is closed or shipped
-            door.process.kill()
-            await door.process.wait()
-            for child in [psutil.Process(pid) for pid in _workers_left(state)]:
-                child.kill()
-        async with open_door(engine, workers=1, port=door.port, key=door.key):
-            found = await records(database, at_least=len(tenant.identifiers))
-    assert sorted(r["request_id"] for r in found) == sorted(tenant.identifiers)
-    assert {r["status"] for r in found} == {"lost"}
-
-
-async def test_a_projects_bound_holds_across_workers(open_door: OpenDoor) -> None:
-    bounds = {"maxInFlightPerProject": 8, "maxInFlight": 100}
-    async with EngineDouble(SLOW) as engine, open_door(engine, **bounds) as door, Tenant(door) as tenant:
-        for _ in range(8):
-            await tenant.stream()
-
-
-        async def refused() -> bool:
-            return {await _code(tenant) for _ in range(12)} == {"concurrency_limit_exceeded"}
-
-        await eventually(refused)
-
-
 async def test_a_worker_that_cannot_start_ends_the_start_with_its_reason(
     database: str, valkey: str, state: Path
 ) -> None:
@@ -288,16 +272,6 @@ async def test_a_worker_that_cannot_start_ends_the_start_with_its_reason(
             state, [], model=MODEL, postgres=database, valkey=valkey, key="k", server={"workers": 2}
         ):
             pass
-
-
-def _workers_left(state: Path) -> list[int]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        if "forebay.platform.workers.worker" in (process.info["cmdline"] or []):
-            spools = [file.path for file in process.open_files() if file.path.startswith(str(state))]
-            if spools:
-                found.append(process.pid)
-    return found
 
 
 async def _is(ask: Callable[[], Any], value: Any) -> bool:

@@ -26,6 +26,30 @@ def engine_hash(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[-8:], "big")
 
 
+def hashes(tokens: Tokens, size: int, seed: Seed = (None, None)) -> list[Hash]:
+    """Of the whole blocks of a prompt."""
+    found: list[Hash] = []
+    for start in range(0, len(tokens) - size + 1, size):
+        found.append(engine_hash(seed, found[-1] if found else None, tokens[start : start + size]))
+    return found
+
+
+def stored(
+    tokens: Tokens, size: int = 16, *, start: int = 0, seed: Seed = (None, None), tier: Tier = Tier.GPU
+) -> Stored:
+    """An engine stores a prompt's blocks, from number `start` on."""
+    every = hashes(tokens, size, seed)
+    run = list(tokens[start * size : len(every) * size])
+    if start:
+        return Stored(every[start:], every[start - 1], run, size, tier=tier)
+    return Stored(every, None, run, size, *seed, tier=tier)
+
+
+def prompt(number: int, length: int) -> Tokens:
+    """Tokens that no other number's prompt begins with."""
+    return tuple((number * 7919 + position * 104729) % 150_000 for position in range(length))
+
+
 @dataclass
 class Block:
     seed: Seed

@@ -48,6 +48,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.single.attach(name)
         self.pending: dict[str, list[Event]] = {name: [] for name in HOLDERS}
         self.chains = [Chain(seed, 0, None) for seed in SEEDS]
+        self.told: list[Stored] = []
         self.now = 0.0
 
     def tell(self, name: str, event: Event) -> None:
@@ -76,7 +77,13 @@ class IndexMachine(RuleBasedStateMachine):
         content = [token for each in run for token in each.tokens[len(each.tokens) - size :]]
         hashes = [each.hash for each in run if each.hash is not None]
         lora, salt = before.seed if before.hash is None else (None, None)
-        self.tell(name, Stored(hashes, before.hash, content, size, lora, salt, tier, inexact))
+        self.told.append(Stored(hashes, before.hash, content, size, lora, salt, tier, inexact))
+        self.tell(name, self.told[-1])
+
+    @precondition(lambda self: self.told)
+    @rule(name=st.sampled_from(HOLDERS), data=st.data())
+    def store_again(self, name: str, data: Any) -> None:
+        self.tell(name, data.draw(st.sampled_from(self.told)))
 
     @precondition(lambda self: len(self.chains) > len(SEEDS))
     @rule(name=st.sampled_from(HOLDERS), data=st.data(), tier=tiers)
@@ -170,4 +177,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndex.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -49,9 +49,7 @@ MADE: dict[str, Library] = {
         pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
         added=[*MARKS, AddedToken("Lower", normalized=True)],
     ),
-    "a unigram model": small(
-        "unigram", normalizer=normalizers.NFKC(), pre_tokenizer=metaspace("first"), added=MARKS
-    ),
+    "a unigram model": small("unigram", normalizer=normalizers.NFKC(), pre_tokenizer=metaspace("first"), added=MARKS),
     "parts cut by inverted and removed patterns": small(
         pre_tokenizer=pre_tokenizers.Sequence(
             [

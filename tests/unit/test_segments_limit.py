@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from forebay.router.prompt.ladder import Ladder
-from forebay.router.prompt.ladder_limit import TooLongError, slack
+from forebay.router.prompt.ladder_limit import TooLongError, slack, surely_more
 from forebay.router.prompt.ladder_trials import ODD
 from forebay.router.prompt.tokenizer import Tokenizer
+from forebay.router.prompt.tokenizer_files import TokenizerError
 from tests.tokenizers import FAMILIES, examples, ladder, save, small, texts
 
 CHARACTERS = 60_000
@@ -34,7 +35,8 @@ class Counting:
 
 def units(found: Ladder) -> st.SearchStrategy[str]:
     tokens = list(found.tokenizer.special_tokens.values())
-    plain = st.one_of(st.sampled_from([odd for odd in ODD if odd]), st.text("ab \n1éя日\U0001d4b3", min_size=1, max_size=12))
+    mixed = st.text("ab \n1éя日\U0001d4b3", min_size=1, max_size=12)
+    plain = st.one_of(st.sampled_from([odd for odd in ODD if odd]), mixed)
     return st.one_of(plain, st.lists(plain, min_size=1, max_size=6).map("".join), texts(tokens, 6))
 
 
@@ -107,3 +109,11 @@ def test_text_that_normalization_may_shorten_anywhere_is_tokenized_whole(tmp_pat
     assert len(ids) < 10
     with pytest.raises(TooLongError):
         found.encode(text, room=50 + slack(50))
+
+
+def test_white_space_without_end_is_given_up_before_it_holds_a_thread_for_long() -> None:
+    found = ladder("smollm2")
+    counting = Counting(found.tokenizer)
+    with pytest.raises(TokenizerError, match="are not tokenized"):
+        surely_more(counting, " " * (1 << 24), 100_000)  # type: ignore[arg-type]
+    assert counting.characters < 1 << 22

@@ -59,6 +59,8 @@ def test_nothing_is_reached_but_what_was_given(pry: str, frame: str) -> None:
 def test_methods_of_texts_and_lists_that_change_nothing_work() -> None:
     source = """{% set m = messages[0] %}{{ m.content.strip().split('|') | join(',') }};{{ m.get('x', 'none') }}
 {%- for k, v in m.items() %}{{ k }}={{ v | length }} {% endfor %}{{ '{:>5}|{a[b]}'.format(7, a={'b': 'c'}) }}
-{{- '%s-%03d' % ('a', 7) }}{{ [1, 2, 1].count(1) }}{{ 'ab'.replace('a', 'A').rjust(4) }}{{ 'a' * 3 }}{{ 2 ** 5 }}"""
+{{- '%s-%03d' % ('a', 7) }}{{ [m] | map('tojson') | join }}
+{{- [1, 2] | select('in', [2]) | list }}{{ [1, 2, 1].count(1) }}{{ 'ab'.replace('a', 'A').rjust(4) }}
+{{- 'a' * 3 }}{{ 2 ** 5 }}"""
     rendered = template(source).render(Chat([{"role": "user", "content": " a|b "}]), NOW)
-    assert rendered.text == "a,b;nonerole=4 content=5     7|ca-0072  Abaaa32"
+    assert rendered.text == 'a,b;nonerole=4 content=5     7|ca-007{"role": "user", "content": " a|b "}[2]2  Abaaa32'

@@ -24,7 +24,7 @@ ENDLESS = [
     "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
     "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "{% for x in [1] recursive %}{{ loop(range(99999)) }}{% endfor %}",
-    "{% macro f() %}{{ caller() }}{% endmacro %}{% macro g() %}{% call f() %}{{ g() }}{% endcall %}{% endmacro %}{{ g() }}",
+    "{% macro f() %}{{ caller() }}{% endmacro %}{% macro g() %}{% call f() %}{{g()}}{% endcall %}{% endmacro %}{{g()}}",
     "{{ range(99999) | map('string') | list | length }}",
     "{{ range(99999) | map('center', 5000) | list | length }}",
     "{{ range(99999) | map(attribute='x', default='a' * 5000) | map('upper') | list | length }}",
@@ -80,11 +80,24 @@ VAST = [
     "{% filter upper %}{% for i in range(999) %}{{ 'a' * 1000 }}{% endfor %}{% endfilter %}",
     "{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('ab') }}",
     "{% macro f(x) %}{{ f([x, x]) }}{% endmacro %}{{ f('ab') }}",
-    "{% set l = range(999) | list %}{% for i in l %}{% for j in l[:15] %}{{ (l * 9) | length }}{% endfor %}{% endfor %}",
+    "{% set l = range(999) | list %}{% for i in l %}{% for j in l[:15] %}{{ l * 9 }}{% endfor %}{% endfor %}",
 ]
-GROWING = ["ns.x + ns.x", "ns.x ~ ns.x", "[ns.x, ns.x]", "(ns.x, ns.x)", "{'a': ns.x, 'b': ns.x}", "dict(a=ns.x, b=ns.x)"]
+GROWING = [
+    "ns.x + ns.x",
+    "ns.x ~ ns.x",
+    "[ns.x, ns.x]",
+    "(ns.x, ns.x)",
+    "{'a': ns.x, 'b': ns.x}",
+    "dict(a=ns.x, b=ns.x)",
+]
 GROWING += ["[ns.x] + [ns.x]", "namespace(a=ns.x, b=ns.x)", "[ns.x, ns.x] | join", "'%s%s' % (ns.x, ns.x)"]
-GROWING += ["'{}{}'.format(ns.x, ns.x)", "ns.x.replace('a', ns.x)", "''.join([ns.x, ns.x])", "[ns.x] * 2", "[ns.x] | list * 2"]
+GROWING += [
+    "'{}{}'.format(ns.x, ns.x)",
+    "ns.x.replace('a', ns.x)",
+    "''.join([ns.x, ns.x])",
+    "[ns.x] * 2",
+    "[ns.x] | list * 2",
+]
 VAST += [
     "{% set ns = namespace(x='aa') %}{% for i in range(200) %}{% set ns.x = " + step + " %}{% endfor %}{{ ns.x }}"
     for step in GROWING
@@ -109,7 +122,7 @@ def test_time_is_bounded_by_the_clock(source: str) -> None:
 
     clock = ticking()
     compiled = template(source, clock=lambda: next(clock), limits=Limits(seconds=0.1))
-    with pytest.raises(TemplateError, match="takes longer than 0.1 s|too deeply"):
+    with pytest.raises(TemplateError, match=r"takes longer than 0.1 s|too deeply"):
         compiled.render(CHAT, NOW)
 
 
@@ -144,17 +157,19 @@ def test_a_template_that_cannot_be_compiled_says_so(source: str) -> None:
 
 
 def test_what_the_template_says_itself_is_passed_on() -> None:
-    with pytest.raises(TemplateError, match="^Roles must alternate.$") as caught:
+    with pytest.raises(TemplateError, match=r"^Roles must alternate\.$") as caught:
         render("{% for m in messages %}{{ raise_exception('Roles must alternate.') }}{% endfor %}")
     assert caught.value.refused
 
 
 @pytest.mark.parametrize("content", ["</think>" * 2_000_000, " a" * 8_000_000, "\n" * 16_000_000])
 def test_a_message_made_to_be_taken_apart_is_stopped(content: str) -> None:
-    source = "{% for m in messages %}{{ m.content.split('</think>') | length }}{{ m.content.split() | length }}{% endfor %}"
+    source = (
+        "{% for m in messages %}{{ m.content.split('</think>') | length }}{{ m.content.split() | length }}{% endfor %}"
+    )
     source += "{{ messages[0].content.splitlines() | length }}{{ messages[0].content | list | length }}"
     compiled = template(source, limits=Limits(made=1 << 28))
-    with pytest.raises(TemplateError, match="makes a text|takes a text|makes texts"):
+    with pytest.raises(TemplateError, match=r"makes a text|takes a text|makes texts"):
         compiled.render(Chat([{"role": "user", "content": content}]), NOW)
 
 
@@ -163,7 +178,9 @@ def test_tools_as_deep_as_json_allows_are_written() -> None:
     for _ in range(190):
         deep = {"a": deep}
     tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
-    source = "{{ tools | tojson }}{% macro f(x) %}{% for k, v in x.items() %}{{ k }}{{ f(v) }}{% endfor %}{% endmacro %}"
+    source = (
+        "{{ tools | tojson }}{% macro f(x) %}{% for k, v in x.items() %}{{ k }}{{ f(v) }}{% endfor %}{% endmacro %}"
+    )
     assert render(source, Chat(CHAT.messages, tools=tools)).count('"a"') == 190
     with pytest.raises(TemplateError, match="too deeply"):
         render(source + "{{ f(tools[0].function.parameters) }}", Chat(CHAT.messages, tools=tools))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
 from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import TokenizerError
@@ -135,3 +135,11 @@ def test_broken_configuration_is_refused_by_name(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="surrogate"):
         load(tmp_path).encode("a\ud800b")
+
+
+def test_text_that_the_library_gives_up_on_is_refused_and_the_next_is_not(tmp_path: Path) -> None:
+    slow = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer = Tokenizer.load(save(small(pre_tokenizer=slow), tmp_path))
+    with pytest.raises(TokenizerError, match="gave up"):
+        tokenizer.encode("a" * 40 + "b")
+    assert len(tokenizer.encode("aaa"))

@@ -54,9 +54,7 @@ def below(node: Node[Any, Any]) -> list[Node[Any, Any]]:
 @given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 20))
 def test_common_beginning_is_as_long_as_it_is(piece: bytes, rest: bytes, at: int) -> None:
     for buffer in (b"x" * at + rest, b"x" * at + piece + rest, b"x" * at + piece[: len(piece) // 2] + rest):
-        expected = next(
-            (i for i in range(len(piece)) if buffer[at + i : at + i + 1] != piece[i : i + 1]), len(piece)
-        )
+        expected = next((i for i in range(len(piece)) if buffer[at + i : at + i + 1] != piece[i : i + 1]), len(piece))
         assert common(piece, buffer, at) == expected
 
 
@@ -194,7 +192,7 @@ class Remembering(RuleBasedStateMachine):
 
 
 def test_memory_agrees_with_its_model_whatever_is_done() -> None:
-    run_state_machine_as_test(Remembering, settings=examples(150, 10_000))
+    run_state_machine_as_test(Remembering, settings=examples(150, 3_000))
 
 
 def test_costs_cover_what_objects_take() -> None:

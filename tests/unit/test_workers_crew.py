@@ -58,8 +58,8 @@ async def test_one_that_is_killed_is_started_again_and_the_other_left_alone(list
         keeping = asyncio.create_task(workers.run())
         before = workers.pids
         os.kill(before["0"], 9)
-        after = await eventually(lambda: workers.pids if workers.pids.get("0") not in (None, before["0"]) else None)
-        assert after["1"] == before["1"]
+        await eventually(lambda: workers.pids.get("0") not in (None, before["0"]))
+        assert workers.pids["1"] == before["1"]
         keeping.cancel()
 
 
@@ -100,6 +100,16 @@ async def test_one_that_does_not_stop_is_killed(listener: socket.socket) -> None
         pids = list(workers.pids.values())
         await workers.stop()
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def test_one_that_drains_can_be_told_to_end_now(listener: socket.socket) -> None:
+    async with crew(STUBBORN, listener, stop_timeout=60.0) as workers:
+        stopping = asyncio.create_task(workers.stop())
+        await asyncio.sleep(0)
+        assert len(workers.pids) == 2
+        workers.hurry()
+        await asyncio.wait_for(stopping, 10)
+        assert workers.pids == {}
 
 
 async def test_workers_end_with_the_process_that_started_them(listener: socket.socket, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def _adopt(own: SpoolFile, sibling: Path) -> None:
             file.close()
         for suffix in ("-wal", "-shm", ""):
             (sibling / (NAME + suffix)).unlink(missing_ok=True)
-        logger.warning("adopted %d usage records from %s, whose owner is gone", moved, sibling)
+        level = logging.WARNING if moved else logging.DEBUG
+        logger.log(level, "adopted %d usage records from %s, whose owner is gone", moved, sibling)
     finally:
         os.close(fd)
 

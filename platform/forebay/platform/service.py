@@ -13,6 +13,7 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
+from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
 from forebay.platform.api.prompts import Prompts
@@ -35,8 +36,7 @@ from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
-from forebay.router import Memory, Pool, Router, RouterService, Ticker
-from forebay.router.remote import RemoteRouter
+from forebay.router import Memory, Pool, RemoteRouter, Router, RouterService, Ticker
 
 log = logging.getLogger(__name__)
 
@@ -181,10 +181,13 @@ async def running(
         catalogue = build_catalogue(config, pools)
         weights, memory = weights_of(config), _memory(config)
         readers = await load_readers(config, weights, memory)
+        engines = EngineTokens(router)
+        agreement = Agreement(readers.prompters, catalogue, engines)
+        stack.push_async_callback(end, background("tokenizers", agreement.run))
         inferences = Inferences(
             auth=auth,
             catalogue=catalogue,
-            prompts=Prompts(readers.prompters, weights, memory, router, EngineTokens(router)),
+            prompts=Prompts(readers, weights, memory, router, engines, disputed=agreement.disputed),
             router=router,
             spool=spool,
             server=config.server,

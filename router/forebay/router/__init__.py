@@ -4,6 +4,7 @@ from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Ticker
 from forebay.router.local import LocalRouter, RouterService
 from forebay.router.prefix.keys import Weights, seeded
+from forebay.router.prefix.snapshot import Loading, SnapshotError, dump
 from forebay.router.prompt.chat import Chat, TemplateError
 from forebay.router.prompt.ladder import Ladder
 from forebay.router.prompt.ladder_limit import TooLongError
@@ -14,7 +15,11 @@ from forebay.router.prompt.template import Template
 from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import TokenizerError
 from forebay.router.prompt.trie import Node
-from forebay.router.remote.channel import RouterUnavailable
+from forebay.router.remote.channel import Handler, RouterUnavailable
+from forebay.router.remote.client import RemoteRouter
+from forebay.router.remote.server import RouterServer
+from forebay.router.remote.sockets import SocketInUseError, private_path
+from forebay.router.remote.wire import FrameError, Framer, frame
 from forebay.router.routing import (
     Ask,
     Candidate,
@@ -26,7 +31,7 @@ from forebay.router.routing import (
     Router,
     context_length,
 )
-from forebay.router.upstream import Connection, UpstreamError, Wake
+from forebay.router.upstream import Client, Connection, UpstreamError, Wake
 
 __all__ = [
     "Adapter",
@@ -34,13 +39,18 @@ __all__ = [
     "Candidate",
     "Chat",
     "Checkpoint",
+    "Client",
     "Connection",
     "Endpoint",
     "EndpointSpec",
     "EndpointState",
     "Following",
+    "FrameError",
+    "Framer",
+    "Handler",
     "Health",
     "Ladder",
+    "Loading",
     "LocalRouter",
     "Memory",
     "Node",
@@ -50,11 +60,15 @@ __all__ = [
     "Prompt",
     "Prompter",
     "Read",
+    "RemoteRouter",
     "Router",
+    "RouterServer",
     "RouterService",
     "RouterUnavailable",
     "Rung",
     "ServerFields",
+    "SnapshotError",
+    "SocketInUseError",
     "Template",
     "TemplateError",
     "Ticker",
@@ -68,6 +82,9 @@ __all__ = [
     "byte_read",
     "context_length",
     "decode_usage",
+    "dump",
+    "frame",
     "ids_read",
+    "private_path",
     "seeded",
 ]

@@ -30,7 +30,6 @@ class Routes:
             ("GET", "/ping"): self._empty,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): self._version,
-            ("POST", "/tokenize"): self._tokenize,
             ("POST", "/inference/v1/abort_requests"): self._abort,
             ("POST", "/reset_prefix_cache"): self._reset,
             ("POST", "/_double/faults"): self._add_faults,
@@ -39,6 +38,8 @@ class Routes:
             ("GET", "/_double/requests"): self._list_requests,
             ("DELETE", "/_double/requests"): self._clear_requests,
         }
+        if self._settings.tokenize:
+            table["POST", "/tokenize"] = self._tokenize
         if self._settings.embeddings:
             table["POST", "/v1/embeddings"] = self._embeddings
         return table

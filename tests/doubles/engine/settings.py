@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: bool = True
     scale_out: bool = True
     embeddings: bool = False
+    tokenize: bool = True
+    """False: POST /tokenize is not there."""
     auto_tools: bool = False
     """`--enable-auto-tool-choice`: with tools and tool_choice "auto", the answer to a user's message is a call."""
     priority_scheduling: bool = False

@@ -45,6 +45,10 @@ class EngineTokens:
     async def text(self, pool: Pool, prompt: str) -> list[int] | None:
         return await self._ask(pool, {"prompt": prompt})
 
+    def can_ask(self, pool: Pool) -> bool:
+        """Whether some engine of the pool tokenizes for others at all."""
+        return any(endpoint.adapter.tokenizes for endpoint in pool.endpoints.values())
+
     async def _ask(self, pool: Pool, members: dict[str, Any]) -> list[int] | None:
         states = self._router.states(pool.name)
         asked = [one for name, one in pool.endpoints.items() if one.adapter.tokenizes and states[name].available]

@@ -25,11 +25,8 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     available = [state.available for states in endpoints.values() for state in states.values()]
     answering = any(available) or not service.pools
     ready = service.spool.accepting and not service.draining and answering and service.routes
-    well = (
-        ready
-        and all(s.up for s in service.stores.states.values())
-        and all(available)
-    )
+    readable = all(one.events is not Following.UNDECODABLE for states in endpoints.values() for one in states.values())
+    well = ready and all(s.up for s in service.stores.states.values()) and all(available) and readable
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
@@ -39,6 +36,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
             "unshipped": service.spool.unshipped,
         },
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
+        "prompts": service.inferences.prompts.report(),
     }
 
 

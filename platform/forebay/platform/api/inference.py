@@ -23,10 +23,11 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
 from forebay.platform.relay.metrics import CLIENTS_LEFT, IN_FLIGHT, REQUESTS
 from forebay.platform.relay.relay import Relay
+from forebay.platform.relay.upstream_errors import no_router
 from forebay.platform.tenancy.auth import Authenticator, require
 from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
-from forebay.router import Router
+from forebay.router import Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
 _Act = Callable[[Call, Client], Awaitable[None]]
@@ -52,7 +53,7 @@ class Inferences:
     ) -> None:
         self._auth = auth
         self._catalogue = catalogue
-        self._prompts = prompts
+        self.prompts = prompts
         self._router = router
         self._relay = relay
         self._spool = spool
@@ -139,18 +140,21 @@ class Inferences:
 
     async def _explain(self, call: Call, client: Client) -> None:
         require(call.principal, Scope.DEBUG)
-        candidates = await self._router.explain(call.ask(()))
+        try:
+            candidates = await self._router.explain(call.ask(()))
+        except RouterUnavailable as error:
+            raise no_router() from error
         await client.answer(explanation(call, candidates))
 
     async def _read(self, api: str, client: Client, principal: Principal, held: Held, declared: int | None) -> Call:
         """Returns without the body, so that nothing keeps it while the answer streams."""
         body = b"".join(await client.body(self._body_limit, declared, held.at_least))
         project = principal.project_id
-        known = self._prompts.known(project, api, body)
+        known = self.prompts.known(project, api, body)
         inference, source = await self._decode(api, body, known, project)
         entry = self._catalogue.for_api(inference.model, principal, inference.api)
         salt = self._salter.salt(project)
-        prompt = await self._prompts.read(Unread(project, salt, entry, inference, source, known, body))
+        prompt = await self.prompts.read(Unread(project, salt, entry, inference, source, known, body))
         return Call(
             request_id=client.request_id,
             principal=principal,

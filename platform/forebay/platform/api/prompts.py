@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from forebay.platform.api.requests import ChatSource, Inference, Source, TextSou
 from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_since, nearest
 from forebay.platform.catalogue import Entry
 from forebay.platform.errors import ApiError, invalid
+from forebay.platform.readers import Readers
 from forebay.router import (
     Chat,
     Checkpoint,
@@ -53,18 +54,38 @@ class Unread(Struct, frozen=True):
 
 
 class Prompts:
-    """One instance serves all models. `readers` has the models whose tokenizer could be loaded."""
+    """One instance serves all models. Those that are `disputed` at the moment are not read with their tokenizer."""
 
     def __init__(
-        self, readers: Mapping[str, Prompter], weights: Weights, memory: Memory, router: Router, engines: EngineTokens
+        self,
+        readers: Readers,
+        weights: Weights,
+        memory: Memory,
+        router: Router,
+        engines: EngineTokens,
+        *,
+        disputed: Collection[str] = (),
     ) -> None:
-        self._readers = readers
+        self._reasons = readers.reasons
+        self._readers = readers.prompters
+        self._disputed = disputed
         self._weights = weights
         self._transcripts = Transcripts(memory)
         self._router = router
         self._engines = engines
         self._aside = Turns(os.cpu_count() or 1)
         metrics.watch(memory)
+
+    def report(self) -> dict[str, dict[str, str]]:
+        """How each model's prompts are read, and why."""
+        return {model: self._way(model, reason) for model, reason in self._reasons.items()}
+
+    def _way(self, model: str, reason: str) -> dict[str, str]:
+        reader = self._readers.get(model)
+        if reader is None or model in self._disputed:
+            why = "its engines make other tokens than its tokenizer" if reader else reason
+            return {"rung": Rung.ENGINE, "reason": why}
+        return {"rung": reader.rung, "reason": reason}
 
     def known(self, project: str, api: str, body: bytes) -> Known | None:
         """What of the body was read before."""
@@ -88,7 +109,8 @@ class Prompts:
         return Prompt(max(1, read.tokens), keys.astype("<u8", copy=False).tobytes(), rung, read.exact)
 
     async def _best(self, unread: Unread, source: ChatSource | TextSource, limit: int) -> tuple[Rung, Read]:
-        reader = self._readers.get(unread.entry.model.name)
+        model = unread.entry.model.name
+        reader = None if model in self._disputed else self._readers.get(model)
         if isinstance(source, ChatSource):
             return await self._chat(unread, source, reader, limit)
         reads = [await self._text(unread, prompt, reader, limit) for prompt in source.prompts]

@@ -15,7 +15,7 @@ from forebay.platform.service import FAULTS
 from forebay.platform.stores import embedded
 from forebay.platform.workers import parent
 from forebay.platform.workers.crew import WorkerError
-from forebay.router.remote import SocketInUseError
+from forebay.router import SocketInUseError
 
 
 @click.command()

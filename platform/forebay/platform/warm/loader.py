@@ -5,9 +5,8 @@ import logging
 from collections.abc import AsyncIterator
 
 from forebay.platform.warm.stream import Begin, Part, Piece, Reader, SnapshotError, Whole
-from forebay.router import RouterService
-from forebay.router.prefix.snapshot import Loading
-from forebay.router.prefix.snapshot import SnapshotError as EndpointError
+from forebay.router import Loading, RouterService
+from forebay.router import SnapshotError as EndpointError
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from forebay.platform.warm.access import PATH
-from forebay.router import Connection, UpstreamError
-from forebay.router.upstream import Client
+from forebay.router import Client, Connection, UpstreamError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 from msgspec import Struct
 
 from forebay.platform.warm.taken import taken
-from forebay.router import RouterService, RouterUnavailable
-from forebay.router.remote import RemoteRouter
+from forebay.router import RemoteRouter, RouterService, RouterUnavailable
 
 QUERY = "snapshot"
 AT_ONCE = 2

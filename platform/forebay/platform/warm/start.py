@@ -42,7 +42,8 @@ def warming(
 
 
 async def keep(service: RouterService, file: Path) -> None:
-    """Write down what is known, for the next start. Call it when nothing is followed any more."""
+    """Write down what is known, for the next start. Call it when nothing is followed any more. Never fails: it is the
+    last thing that a process does."""
     if not any(follower.position() for follower in service.followers.values()):
         return
     try:
@@ -50,6 +51,8 @@ async def keep(service: RouterService, file: Path) -> None:
             await kept.write(file, source)
     except (OSError, TimeoutError) as error:
         log.warning("what is cached where is not kept for the next start: %s", error or "it took too long")
+    except Exception:
+        log.exception("what is cached where is not kept for the next start")
 
 
 def _sources(config: Config, file: Path) -> "list[tuple[str, AsyncGenerator[bytes, None]]]":

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from forebay.router.remote.wire import FrameError, Framer, frame
+from forebay.router import FrameError, Framer, frame
 
 MAGIC = b"forebay router snapshot 1\n"
 

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from forebay.platform.warm import stream
-from forebay.router import RouterService
-from forebay.router.prefix.snapshot import dump
+from forebay.router import RouterService, dump
 
 
 async def taken(service: RouterService) -> AsyncGenerator[bytes, None]:

@@ -86,15 +86,16 @@ class Crew:
     async def stop(self) -> None:
         """Let them drain; those that take longer than `stop_timeout` seconds are killed on leaving the block."""
         self._stopping = True
-        self.terminate()
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_timeout):
                 await asyncio.gather(*(worker.ended() for worker in self._workers))
 
-    def terminate(self) -> None:
-        """Once: drain. Twice: end now."""
+    def hurry(self) -> None:
+        """While they drain: end now."""
         for worker in self._workers:
-            worker.signal(signal.SIGTERM)
+            worker.hurry()
 
     async def _keep(self, worker: "Worker") -> None:
         ends: list[float] = []
@@ -173,6 +174,11 @@ class Worker:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+    def hurry(self) -> None:
+        """Close its standard input, as this process's death would. Two signals could arrive as one."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     async def kill(self) -> None:
         """Returns when it is gone."""

@@ -1,7 +1,7 @@
 """What a worker is told when it starts, and what it says of itself, over its standard input and output.
 
-Standard input stays open for as long as the process that started it lives. Orders hold passwords, so they are on no
-command line and in no environment.
+Standard input stays open until the worker shall end at once, or the process that started it has. Orders hold passwords,
+so they are on no command line and in no environment.
 """
 
 from typing import BinaryIO

@@ -21,8 +21,7 @@ from forebay.platform.workers.crew import Crew
 from forebay.platform.workers.orders import Orders
 from forebay.platform.workers.shares import Shares
 from forebay.platform.workers.view import GATHER_S, ROUTER, Gathered, Status
-from forebay.router import RouterService
-from forebay.router.remote import Handler, RouterServer, private_path
+from forebay.router import Handler, RouterServer, RouterService, private_path
 
 log = logging.getLogger(__name__)
 AFTER_DRAIN_S = 20.0  # seconds for workers to end once they have drained: cut streams, last records
@@ -52,9 +51,11 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
         gc.freeze()
         stop.started()
         on_ready()
-        await first_of(stop.asked(), crew.run())
-        listener.close()
-        await _stopped(crew, stop)
+        try:
+            await first_of(stop.asked(), crew.run())
+        finally:
+            listener.close()
+            await _stopped(crew, stop)
 
 
 async def _stopped(crew: Crew, stop: Stop) -> None:
@@ -62,7 +63,7 @@ async def _stopped(crew: Crew, stop: Stop) -> None:
     stopping = asyncio.create_task(crew.stop())
     await first_of(asyncio.wait((stopping,)), stop.hurried())
     if not stopping.done():
-        crew.terminate()
+        crew.hurry()
     await stopping
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from forebay.platform.api.bounds import Gate
-from forebay.router.remote import RemoteRouter, RouterUnavailable
+from forebay.router import RemoteRouter, RouterUnavailable
 
 EVERY_S = 0.2
 

@@ -3,6 +3,7 @@
 Any worker may be asked, since a client cannot choose the one that accepts its connection.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from forebay.platform.workers import gathered
-from forebay.router.remote import RemoteRouter, RouterUnavailable
+from forebay.router import RemoteRouter, RouterUnavailable
 
 GATHER_S = 1.0  # seconds that one process may take to say how it is
 ROUTER = "router"
@@ -44,7 +45,7 @@ class View:
         """Of every process that answers; of this one alone while the router does not."""
         answers = await self._ask("metrics")
         found = {name: data for name, data in answers.items() if data is not None}
-        return gathered.exposition(found or {self._name: gathered.taken()})
+        return await asyncio.to_thread(gathered.exposition, found or {self._name: gathered.taken()})
 
     async def report(self, own: Status) -> tuple[bool, dict[str, Any]]:
         """Whether the front door is ready, and its health."""

@@ -23,9 +23,9 @@ from forebay.platform.tasks import background, end
 from forebay.platform.workers import gathered, orders, shares
 from forebay.platform.workers.orders import Orders, OrdersError
 from forebay.platform.workers.view import Status, View
-from forebay.router.remote import Handler, RemoteRouter, RouterUnavailable
+from forebay.router import Handler, RemoteRouter, RouterUnavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("forebay.platform.workers.worker")  # it runs as `__main__`
 ROUTER_WITHIN_S = 10.0
 
 
@@ -48,12 +48,12 @@ async def _work(its: Orders) -> None:
     async with until_signalled((signal.SIGTERM,)) as stop, AsyncExitStack() as stack:
         loop = asyncio.get_running_loop()
 
-        def orphaned() -> None:
+        def hurry() -> None:
             loop.remove_reader(sys.stdin.fileno())
-            log.error("the router process is gone; what is in flight is cut")
+            log.warning("ending at once: the router process is gone, or wants it")
             stop.hurry()
 
-        loop.add_reader(sys.stdin.fileno(), orphaned)
+        loop.add_reader(sys.stdin.fileno(), hurry)
         handlers: dict[str, Handler] = {"metrics": _metrics}
         router = RemoteRouter(Path(its.router), its.name, handlers=handlers)
         stack.push_async_callback(end, background("router", router.run))

@@ -4,6 +4,7 @@ A block claims the keys at the positions it covers. What follows one that ends b
 forgotten with it: behind each claim lie all tokens from the key before it.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -90,7 +91,7 @@ class Held:
         while broken:
             after = broken.pop()
             for hash_ in after if isinstance(after, set) else (after,):
-                if False and (record := self.blocks.get(hash_)):
+                if record := self.blocks.get(hash_):
                     self._forget(hash_, record, broken)
 
     def shed(self, most: int) -> None:
@@ -109,35 +110,39 @@ class Held:
             self.forget_after(broken)
         self._counts.dropped += before - len(self.blocks)
 
-    def restore(self, hashes: list[int], records: list[int], inner: dict[int, list[int]]) -> None:
-        """Take blocks as another holding has them. Raises `ValueError` if they cannot be."""
-        for hash_, keys in inner.items():
-            self.inner[hash_] = keys
-        for hash_, record in zip(hashes, records, strict=True):
-            if self.blocks.setdefault(hash_, record) is not record:
-                raise ValueError("a block is there twice")
-            keys = self._keys(hash_, record)
-            for tier in Tier:
-                if record >> tier & 1:
-                    self.claims.claim(keys, tier)
+    def restore(self, hashes: list[Hash], records: list[int]) -> None:
+        """Take blocks as another has them, `inner` before. Raises `ValueError` if one is there already."""
+        before = len(self.blocks)
+        self.blocks.update(zip(hashes, records, strict=True))
+        if len(self.blocks) != before + len(hashes):
+            raise ValueError("a block is there twice")
+        for tier, keys in self._claimed(hashes, records):
+            self.claims.claim(keys, tier)
 
     def sweep(self, most: int) -> int:
         """Of blocks that were given up whole: take back the claims of at most `most`. Returns how many there were; 0
         when nothing is left."""
-        swept = 0
-        while self.blocks and swept < most:
-            hash_, record = self.blocks.popitem()
-            for key in self._keys(hash_, record):
-                for tier in Tier:
-                    if record >> tier & 1:
-                        self.claims.end(key, tier)
-            swept += 1
+        swept = min(most, len(self.blocks))
+        some = [self.blocks.popitem() for _ in range(swept)]
+        for tier, keys in self._claimed([hash_ for hash_, _ in some], [record for _, record in some]):
+            self.claims.end(keys, tier)
         tables: list[dict[Any, Any]] = [self.follows, self.inner, *self.again, *self.claims.rivals]
         for table in tables:
             while table and swept < most:
                 table.popitem()
                 swept += 1
         return swept
+
+    def _claimed(self, hashes: Sequence[Hash], records: list[int]) -> Iterator[tuple[Tier, list[int]]]:
+        """The keys that blocks claim in each tier."""
+        for tier in Tier:
+            usual = 1 << tier | KEYED
+            keys = [record >> SUM for record in records if record & usual == usual]
+            if self.inner:
+                for hash_, record in zip(hashes, records, strict=True):
+                    if record >> tier & 1:
+                        keys += self.inner.get(hash_, ())
+            yield tier, keys
 
     def _forget(self, hash_: Hash, record: int, broken: list[After]) -> None:
         """Take a block out of all tiers, however often it was announced."""

@@ -52,7 +52,7 @@ class Index:
     ) -> None:
         self.weights = weights
         self.counts = Counts()
-        self._blocks_per_holder = blocks_per_holder
+        self.blocks_per_holder = blocks_per_holder
         self._expected_per_holder = expected_per_holder
         self._sums = Sums(weights)
         self._root = lru_cache(_ROOTS)(lambda lora, salt: weights.seed(lora=lora, salt=salt) << SUM | KEYED)
@@ -98,7 +98,7 @@ class Index:
             self._bits += 1
         return Holder(
             name,
-            Holding(Claims(self._tables, bit), self.counts, self._sums, self._root, self._blocks_per_holder),
+            Holding(Claims(self._tables, bit), self.counts, self._sums, self._root, self.blocks_per_holder),
             Expected(Claims((self._expected,), bit), self.counts, self._expected_per_holder),
         )
 
@@ -183,15 +183,15 @@ class Index:
 
     def _match(self, keys: Keys, holders: int) -> dict[str, Match]:
         gpu, *slower = self._tables
-        fast = self._runs(keys, holders, (gpu, self._expected))
-        if not any(slower):
-            return {self._names[bit]: Match(tokens, tokens) for bit, tokens in fast.items()}
-        whole = self._runs(keys, holders, (gpu, self._expected, *slower))
-        return {self._names[bit]: Match(tokens, fast.get(bit, 0)) for bit, tokens in whole.items()}
-
-    def _runs(self, keys: Keys, holders: int, tables: tuple[Table, ...]) -> dict[int, int]:
-        ended = runs(keys, holders, tables)
-        return {bit: count * GRID for count, group in ended for bit in bits(group)}
+        whole, quick = runs(keys, holders, (gpu, self._expected), slower)
+        names = self._names
+        if quick is whole:
+            matches = [(Match(count * GRID, count * GRID), group) for count, group in whole.ended]
+            return {names[bit]: match for match, group in matches for bit in bits(group)}
+        fast = {bit: count * GRID for count, group in quick.ended for bit in bits(group)}
+        return {
+            names[bit]: Match(count * GRID, fast.get(bit, 0)) for count, group in whole.ended for bit in bits(group)
+        }
 
     def _sweep(self, holder: Holder, most: int) -> bool:
         """Whether nothing of it is left."""

@@ -42,10 +42,14 @@ class Weights:
     def extend(self, total: int, position: int, ids: Ids) -> tuple[int, Keys]:
         """Go on from `total`, the sum over the first `position` tokens, by `ids`: the new sum, and the sums at the
         positions of the grid that were passed. A sum begins at 0 or at a seed; `seeded` adds a seed later."""
-        terms = (ids.astype(np.uint64) + np.uint64(1)) * self.span(position, position + len(ids))
-        sums = np.add.accumulate(terms, out=terms) + np.uint64(total)
+        sums = self.running(total, position, ids)
         first = -(position + 1) % GRID
         return int(sums[-1]) if len(ids) else total, sums[first::GRID].copy()
+
+    def running(self, total: int, position: int, ids: Ids) -> Keys:
+        """The sums behind each of `ids`, which follow the first `position` tokens, whose sum is `total`."""
+        terms = (ids.astype(np.uint64) + np.uint64(1)) * self.span(position, position + len(ids))
+        return np.add.accumulate(terms, out=terms) + np.uint64(total)
 
     def _make(self, count: int) -> Keys:
         return np.frombuffer(hashlib.shake_256(self._key).digest(8 * count), dtype="<u8")

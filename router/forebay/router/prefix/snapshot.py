@@ -1,26 +1,30 @@
 """What a holder has, as bytes for a router that starts: in chunks, so that neither side stops for long (pure).
 
-A snapshot is of one moment, and says with which position in the holder's events it goes on. It is msgpack, with arrays
-as little-endian bytes. Its keys are of use only with the secret they were made with, so it bears a fingerprint of that.
+A snapshot is of one moment, and says with which position in the holder's events it goes on. It is msgpack. Its keys are
+of use only with the secret they were made with, so it bears a fingerprint of that.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from itertools import islice
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from forebay.router.prefix.blocks import Tier
-from forebay.router.prefix.held import Held
+from forebay.router.prefix.blocks import Hash, Tier
+from forebay.router.prefix.held import After, Held
 from forebay.router.prefix.index import Index
 from forebay.router.prefix.keys import GRID, Weights
-from forebay.router.prefix.records import AT, KEYED, MASK, PACKED, PLACE, SUM, TIERS, pack
+from forebay.router.prefix.records import AT, KEYED, LOW, PLACE, SUM, TIERS
 
 VERSION = 1
-BLOCKS = 8192  # of a chunk: a few milliseconds to make or to load
+MANY = 4096  # blocks of a chunk: a few milliseconds to make or to load
+
+Sum = Annotated[int, Meta(ge=0)]
+Mark = Annotated[int, Meta(ge=1, le=LOW)]  # what a record has besides
+Count = Annotated[int, Meta(ge=1)]
+_T = TypeVar("_T")
 
 
 class SnapshotError(ValueError):
@@ -33,24 +37,40 @@ class _Head(Struct, frozen=True, array_like=True, tag=1):
     position: bytes
 
 
-class _Blocks(Struct, frozen=True, array_like=True, tag=2):
-    """Some blocks, by number within the chunk."""
+class _Inner(Struct, frozen=True, array_like=True, tag=2):
+    """Of blocks that are yet to come, the keys at positions inside of each."""
 
-    signed: bool  # the hashes
-    hashes: bytes
-    records: bytes
-    again: list[tuple[int, Tier, int]]  # (number, tier, announcements beyond the first)
-    inner: list[tuple[int, bytes]]  # (number, keys at positions inside of the block)
-    before: bytes  # numbers of blocks that end between two keys, one for each hash in `after`
-    after: bytes  # what follows them
+    blocks: list[tuple[Hash, list[Sum]]]
 
 
-class _Tail(Struct, frozen=True, array_like=True, tag=3):
+class _Blocks(Struct, frozen=True, array_like=True, tag=3):
+    hashes: list[Hash]
+    sums: list[Sum]
+    marks: list[Mark]
+
+
+class _Again(Struct, frozen=True, array_like=True, tag=4):
+    """Of blocks that came, the announcements beyond the first."""
+
+    tier: Tier
+    blocks: list[tuple[Hash, Count]]
+
+
+class _Follows(Struct, frozen=True, array_like=True, tag=5):
+    """Of blocks that came and end between two keys, what follows each."""
+
+    blocks: list[Hash]
+    after: list[Hash]
+
+
+class _Tail(Struct, frozen=True, array_like=True, tag=6):
+    parts: int  # between head and tail
     blocks: int
 
 
+_Part = _Head | _Inner | _Blocks | _Again | _Follows | _Tail
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(_Head | _Blocks | _Tail)
+_decoder = msgspec.msgpack.Decoder(_Part)
 
 
 def fingerprint(weights: Weights) -> bytes:
@@ -59,111 +79,113 @@ def fingerprint(weights: Weights) -> bytes:
 
 
 def dump(index: Index, name: str, position: bytes) -> Iterator[bytes]:
-    """The chunks of what `name` has at this moment, whatever happens until the last is taken."""
-    return _Dump(index.holder(name).holding.held).chunks(_Head(VERSION, fingerprint(index.weights), position))
+    """The chunks of what `name` has at this moment, whatever happens until the last is taken. Raises `KeyError` for one
+    that is not attached."""
+    content = _Content(index.holder(name).holding.held)
+    return _whole(_Head(VERSION, fingerprint(index.weights), position), content)
 
 
-class _Dump:
+def _whole(head: _Head, content: "_Content") -> Iterator[bytes]:
+    blocks, count = content.blocks, 0
+    yield _encode(head)
+    for part in content.parts():
+        yield _encode(part)
+        count += 1
+    yield _encode(_Tail(count, blocks))
+
+
+class _Content:
+    """References to all that a holder has, copied at once: some ten milliseconds for a million blocks."""
+
     def __init__(self, held: Held) -> None:
-        self._blocks = held.blocks.copy()
-        self._inner = held.inner.copy()
-        self._follows = held.follows.copy()
-        self._again = [(tier, counts.copy()) for tier, counts in zip(Tier, held.again, strict=True) if counts]
+        self._inner = list(held.inner.items())
+        self.blocks = len(held.blocks)
+        self._hashes, self._records = list(held.blocks), list(held.blocks.values())
+        self._again = [(tier, list(counts.items())) for tier, counts in zip(Tier, held.again, strict=True)]
+        self._loose, self._after = list(held.follows), list(held.follows.values())
 
-    def chunks(self, head: _Head) -> Iterator[bytes]:
-        yield _encode(head)
-        items, count = iter(self._blocks.items()), 0
-        while some := dict(islice(items, BLOCKS)):
-            blocks = {hash_: record for hash_, record in some.items() if isinstance(hash_, int)}
-            count += len(blocks)
-            yield _encode(self._chunk(list(blocks), list(blocks.values())))
-        yield _encode(_Tail(count))
-
-    def _chunk(self, hashes: list[int], records: list[int]) -> _Blocks:
-        before: list[int] = []
-        after: list[int] = []
-        for number, hash_ in enumerate(hashes):
-            if (follows := self._follows.get(hash_)) is not None:
-                each = [one for one in (follows if isinstance(follows, set) else (follows,)) if isinstance(one, int)]
-                before += [number] * len(each)
-                after += each
-        inner, again = self._inner, self._again
-        return _Blocks(
-            min([*hashes, *after], default=0) < 0,
-            _pack(hashes),
-            pack(records),
-            [(n, tier, counts[h]) for tier, counts in again for n, h in enumerate(hashes) if h in counts],
-            [(n, _pack(inner[h])) for n, h in enumerate(hashes) if h in inner] if inner else [],
-            _pack(before),
-            _pack(after),
-        )
+    def parts(self) -> Iterator[_Part]:
+        """May be asked for once."""
+        for inner in _some(self._inner):
+            yield _Inner(inner)
+        for hashes, records in zip(_some(self._hashes), _some(self._records), strict=True):
+            yield _Blocks(hashes, [record >> SUM for record in records], [record & LOW for record in records])
+        for tier, again in self._again:
+            for blocks in _some(again):
+                yield _Again(tier, blocks)
+        for loose, afters in zip(_some(self._loose), _some(self._after), strict=True):
+            yield _follows(loose, afters)
 
 
 class Loading:
     """A holder in the making: `feed` it the chunks of a snapshot in order, then `finish`. Until then nobody sees it.
-    Each raises `SnapshotError`, after which there is nothing to do but begin again; `give_up` if it is not finished."""
+    Both raise `SnapshotError`, after which there is nothing to be done with it. `give_up` what is not finished."""
 
     def __init__(self, index: Index, name: str) -> None:
         self._index = index
         self._holder = index.begin(name)
+        self._held = self._holder.holding.held
         self._head: _Head | None = None
         self._tail: _Tail | None = None
-        self._open = True
+        self._parts = 0
+        self._over = False
 
     def feed(self, chunk: bytes) -> None:
         try:
             part = _decoder.decode(chunk)
-        except msgspec.DecodeError as error:
-            raise self._failed(f"not a chunk of a snapshot: {error}") from error
-        if (self._head is None) is not isinstance(part, _Head) or self._tail is not None:
-            raise self._failed("its chunks are not in order")
-        if isinstance(part, _Head):
-            self._begin(part)
-        elif isinstance(part, _Tail):
-            self._tail = part
-        else:
+            if self._over or self._tail is not None or isinstance(part, _Head) is not (self._head is None):
+                raise SnapshotError("its chunks are not in order")
             self._take(part)
+            self._parts += not isinstance(part, _Head | _Tail)
+        except (msgspec.DecodeError, ValueError, KeyError) as error:
+            self.give_up()
+            raise SnapshotError(f"no snapshot that is of use: {error}") from error
 
     def finish(self) -> bytes:
-        """Put the holder in the place of what was known under its name. Returns the snapshot's position."""
-        blocks = self._holder.holding.held.blocks
-        if self._head is None or self._tail is None:
-            raise self._failed("the snapshot is cut off")
-        if len(blocks) != self._tail.blocks:
-            raise self._failed(f"the snapshot has {len(blocks)} blocks and says {self._tail.blocks}")
-        self._open = False
+        """Put the holder in the place of what is known under its name. Returns the snapshot's position."""
+        blocks, inner = self._held.blocks.keys(), self._held.inner.keys()
+        whole = _Tail(self._parts, len(blocks))
+        if self._over or self._head is None or self._tail != whole or not inner <= blocks:
+            self.give_up()
+            raise SnapshotError("the snapshot is not whole")
+        self._over = True
         self._index.commit(self._holder)
         return self._head.position
 
     def give_up(self) -> None:
-        if self._open:
-            self._open = False
+        if not self._over:
+            self._over = True
             self._index.discard(self._holder)
+
+    def _take(self, part: _Part) -> None:
+        held = self._held
+        match part:
+            case _Head():
+                self._begin(part)
+            case _Inner():
+                held.inner.update(part.blocks)
+            case _Blocks():
+                held.restore(part.hashes, _records(part))
+                if len(held.blocks) > self._index.blocks_per_holder:
+                    raise SnapshotError(f"there are more than {self._index.blocks_per_holder} blocks")
+            case _Again():
+                if not all(held.blocks[hash_] >> part.tier & 1 for hash_, _ in part.blocks):
+                    raise SnapshotError("a block was announced again where it is not")
+                held.again[part.tier].update(part.blocks)
+            case _Follows():
+                if any(held.blocks[hash_] & KEYED for hash_ in part.blocks):
+                    raise SnapshotError("a block rests on one that ends at a key")
+                for loose, hash_ in zip(part.blocks, part.after, strict=True):
+                    held.rest(hash_, loose)
+            case _Tail():
+                self._tail = part
 
     def _begin(self, head: _Head) -> None:
         if head.version != VERSION:
-            raise self._failed(f"the snapshot is of version {head.version}, not {VERSION}")
+            raise SnapshotError(f"it is of version {head.version}, not {VERSION}")
         if head.fingerprint != fingerprint(self._index.weights):
-            raise self._failed("the snapshot was made with another secret")
+            raise SnapshotError("it was made with another secret")
         self._head = head
-
-    def _take(self, part: _Blocks) -> None:
-        held = self._holder.holding.held
-        try:
-            hashes = _unpack(part.hashes, signed=part.signed)
-            records = _records(part.records)
-            inner = {hashes[number]: _unpack(keys) for number, keys in part.inner}
-            held.restore(hashes, records, inner)
-            for number, tier, count in part.again:
-                held.again[tier][hashes[number]] = count
-            for number, after in zip(_unpack(part.before), _unpack(part.after, signed=part.signed), strict=True):
-                held.rest(after, hashes[number])
-        except (ValueError, IndexError) as error:
-            raise self._failed(f"the snapshot cannot be true: {error}") from error
-
-    def _failed(self, why: str) -> SnapshotError:
-        self.give_up()
-        return SnapshotError(why)
 
 
 def load(index: Index, name: str, chunks: Iterable[bytes]) -> bytes:
@@ -174,21 +196,30 @@ def load(index: Index, name: str, chunks: Iterable[bytes]) -> bytes:
     return loading.finish()
 
 
-def _records(packed: bytes) -> list[int]:
-    """Raises `ValueError` for such as no holding has."""
-    array = np.frombuffer(packed, PACKED)
-    marks, sums = array["mark"], array["sum"]
+def _records(part: _Blocks) -> list[int]:
+    """Raises `ValueError` for such as no block has."""
+    marks = np.array(part.marks, np.uint32)
     places = marks & np.uint32(PLACE)
     keyed = (places > 0) & (places % (GRID << AT) == 0)
-    if ((marks & TIERS) == 0).any() or ((marks & KEYED != 0) != keyed).any() or (sums[places == 0] > 0).any():
-        raise ValueError("a block is held nowhere, or claims a key where none is")
-    return [total << SUM | mark for total, mark in zip(sums.tolist(), marks.tolist(), strict=True)]
+    if ((marks & TIERS) == 0).any() or ((marks & KEYED != 0) != keyed).any():
+        raise SnapshotError("a block is nowhere, or claims a key where none is")
+    return [total << SUM | mark for total, mark in zip(part.sums, part.marks, strict=True)]
 
 
-def _pack(numbers: list[int]) -> bytes:
-    return struct.pack(f"<{len(numbers)}Q", *[number & MASK for number in numbers])
+def _some(many: list[_T]) -> Iterator[list[_T]]:
+    """Its parts in order. They are taken out of it: to let go of all at once would take as long as to copy it."""
+    many.reverse()
+    while many:
+        some = many[-MANY:]
+        del many[-MANY:]
+        yield some[::-1]
 
 
-def _unpack(packed: bytes, *, signed: bool = False) -> list[int]:
-    numbers: list[int] = np.frombuffer(packed, "<i8" if signed else "<u8").tolist()
-    return numbers
+def _follows(loose: list[Hash], afters: list[After]) -> _Follows:
+    blocks: list[Hash] = []
+    follows: list[Hash] = []
+    for hash_, after in zip(loose, afters, strict=True):
+        each = after if isinstance(after, set) else (after,)
+        blocks += [hash_] * len(each)
+        follows += each
+    return _Follows(blocks, follows)

@@ -2,7 +2,8 @@
 reported more cached tokens than was known (pure)."""
 
 import heapq
-from itertools import count
+from itertools import count, islice
+from math import inf
 
 from forebay.router.prefix.claims import Claims
 from forebay.router.prefix.keys import Keys
@@ -46,22 +47,23 @@ class Expected:
             self._end_first()
 
     def drop(self, keys: Keys) -> None:
-        for key in keys.tolist():
-            if self._until.pop(key, None) is not None:
-                self._claims.end(key, 0)
+        self._end([key for key in keys.tolist() if key in self._until])
 
     def sweep(self, most: int) -> int:
         """Take back at most `most` claims. Returns how many there were."""
-        swept = min(most, len(self._until))
-        for _ in range(swept):
-            self._claims.end(self._until.popitem()[0], 0)
-        return swept
+        some = list(islice(self._until, most))
+        self._end(some)
+        return len(some)
 
     def _end_first(self) -> int:
         until, _, keys = heapq.heappop(self._queue)
         self._queued -= len(keys)
-        ended = [key for key in keys.tolist() if self._until.get(key, until + 1) <= until]
-        for key in ended:
-            self._until.pop(key, None)
-            self._claims.end(key, 0)
+        known = self._until.get
+        ended = [key for key in keys.tolist() if known(key, inf) <= until]
+        self._end(ended)
         return len(ended)
+
+    def _end(self, keys: list[int]) -> None:
+        for key in keys:
+            self._until.pop(key, None)
+        self._claims.end(keys, 0)

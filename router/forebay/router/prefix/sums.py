@@ -7,7 +7,6 @@ worked out for a batch before its events are gone through, and each block's sum 
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import numpy as np
 from msgspec import Struct
@@ -35,9 +34,9 @@ def well_formed(event: Stored) -> bool:
 
 def _cell_of(block_size: int) -> int:
     """Tokens of a cell for blocks that fit the grid, else 0."""
-    if block_size > GRID:
-        return 0 if block_size % GRID else GRID
-    return 0 if block_size < 1 or GRID % block_size else block_size
+    if GRID < block_size <= LARGEST and block_size % GRID == 0:
+        return GRID
+    return block_size if 0 < block_size <= GRID and GRID % block_size == 0 else 0
 
 
 class Plan(Struct, gc=False):
@@ -57,16 +56,12 @@ class Plan(Struct, gc=False):
         if self.only is not None:
             return self.only
         cells = self.cells[first : first + len(event.tokens) // self.cell]
-        totals = list(accumulate(cells, _add, initial=base))
+        totals = [base := base + cell & MASK for cell in cells]
         each = event.block_size // self.cell
         if each == 1:
-            return Run(totals[1:])
-        inner = {number: totals[number * each + 1 : (number + 1) * each] for number in range(len(event.hashes))}
-        return Run(totals[each::each], inner)
-
-
-def _add(total: int, cell: int) -> int:
-    return total + cell & MASK
+            return Run(totals)
+        inner = {number: totals[number * each : (number + 1) * each - 1] for number in range(len(event.hashes))}
+        return Run(totals[each - 1 :: each], inner)
 
 
 class Sums:
@@ -128,5 +123,5 @@ class Sums:
     def _cells(self, tokens: list[int], rows: list[int], cell: int) -> list[int]:
         terms = np.frombuffer(array("I", tokens), np.uint32).reshape(-1, cell) + np.uint64(1)
         terms *= self._weights.span(0, (max(rows) + 1) * cell).reshape(-1, cell).take(rows, axis=0)
-        cells: list[int] = terms.sum(axis=1).tolist()
+        cells: list[int] = np.add.reduce(terms, axis=1).tolist()
         return cells

@@ -38,8 +38,9 @@ class Base(Struct, frozen=True, eq=False, gc=False):
     `owner`: the template. `view`: the message that its main loop begins with. `values`: what its variables were when
     the loop began, `spaces` what was in those that are namespaces. `rerun`: they cannot all be kept, or may be others
     for a longer conversation, so what stands before the loop runs again, on `history`; in the latter case it has to
-    write `opening` again. `head`: of the first messages, those that may be asked for. `developer`: the first message is
-    a developer's, which the template does not know and gets as a system message. `size` in bytes.
+    write `opening` again. That leaves out its `steady` statements, which depend on the first `needed` messages alone.
+    `head`: of the first messages, those that may be asked for. `developer`: the first message is a developer's, which
+    the template does not know and gets as a system message. `size` in bytes.
     """
 
     owner: object
@@ -48,10 +49,15 @@ class Base(Struct, frozen=True, eq=False, gc=False):
     spaces: dict[str, dict[str, Any]]
     rerun: bool
     opening: str | None
+    steady: frozenset[int]
+    needed: int
     head: dict[int, Message]
     history: list[Message]
     developer: bool
     size: int
+
+    def __repr__(self) -> str:
+        return f"<Base of {self.size} bytes>"
 
 
 class State(Struct, frozen=True, eq=False, gc=False):
@@ -75,6 +81,9 @@ class Mark(Struct, frozen=True, eq=False, gc=False):
     state: State
     near: dict[int, Message]
     back: int
+
+    def __repr__(self) -> str:
+        return f"<Mark before message {self.start}, at character {self.length}>"  # what is kept cannot all be shown
 
     @property
     def size(self) -> int:

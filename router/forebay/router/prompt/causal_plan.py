@@ -17,7 +17,9 @@ from forebay.router.prompt.causal_loop import OF_LOOPS
 class Plan(Struct, frozen=True):
     """`main`: index of the loop among the template's statements. `aliases`: variables that may hold the messages.
     `names`: variables set in the opening that are read later. `watched`: those (`name`, or `name.attribute`) that may
-    depend on the whole conversation. `changed`: what the loop assigns in namespaces; None if that cannot be told."""
+    depend on the whole conversation. `changed`: what the loop assigns in namespaces; None if that cannot be told.
+    `steady`: numbers of the opening's statements that only write, and read nothing that others set. `tooled`: those
+    that read the tools, or -1 for what comes after them."""
 
     main: int
     looped: bool
@@ -25,6 +27,8 @@ class Plan(Struct, frozen=True):
     names: frozenset[str]
     watched: frozenset[str]
     changed: frozenset[tuple[str, str]] | None
+    steady: frozenset[int]
+    tooled: frozenset[int]
 
 
 def plan(tree: nodes.Template) -> Plan | None:
@@ -57,6 +61,8 @@ def plan(tree: nodes.Template) -> Plan | None:
         frozenset(set_there & read),
         frozenset(risky - {f"{name}.{attribute}" for name, attribute in changes}) - _bare(turns, risky),
         frozenset(changes) if {name for name, _ in changes} <= set_there else None,
+        _steady(opening, set_there, called, _read(macros)),
+        _readers("tools", opening) | ({-1} if "tools" in read else set()),
     )
 
 
@@ -151,6 +157,22 @@ def _read(statements: Iterable[nodes.Node]) -> set[str]:
             if isinstance(name, nodes.NSRef) or name.ctx == "load":
                 read.add(name.name)
     return read
+
+
+def _readers(name: str, opening: list[nodes.Node]) -> frozenset[int]:
+    return frozenset(place for place, node in enumerate(opening) if name in _read([node]))
+
+
+def _steady(opening: list[nodes.Node], set_there: set[str], called: set[str], macros_read: set[str]) -> frozenset[int]:
+    steady = set()
+    for place, node in enumerate(opening):
+        read = _read([node])
+        if read & called:
+            read |= macros_read
+        writes = isinstance(node, nodes.Output | nodes.If | nodes.For) and not _stored([node])
+        if writes and node.find(nodes.NSRef) is None and not read & set_there:
+            steady.add(place)
+    return frozenset(steady)
 
 
 def _risky(opening: list[nodes.Node], aliases: frozenset[str]) -> set[str]:

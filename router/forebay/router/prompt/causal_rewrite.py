@@ -24,9 +24,17 @@ def watching(tree: nodes.Template, plan: Plan) -> nodes.Template:
     Guard(main).visit(tree)
     values = [nodes.Pair(nodes.Const(name), nodes.Name(name, "load")) for name in sorted(plan.names)]
     begin = nodes.ExprStmt(hook("#begin", nodes.Dict(values), line=main.lineno), lineno=main.lineno)
-    tree.body.insert(plan.main, begin)
+    tree.body[: plan.main] = [*(_skippable(place, tree.body[place], plan) for place in range(plan.main)), begin]
     main.iter = hook(_walk(plan), main.iter, line=main.lineno)
     return tree
+
+
+def _skippable(place: int, node: nodes.Node, plan: Plan) -> nodes.Node:
+    if place not in plan.steady:
+        return node
+    line = node.lineno
+    settle = nodes.ExprStmt(hook("#settle", nodes.Const(place), line=line), lineno=line)
+    return nodes.If(hook("#write", nodes.Const(place), line=line), [node, settle], [], [], lineno=line)
 
 
 def resuming(tree: nodes.Template, plan: Plan) -> nodes.Template:

@@ -1,47 +1,28 @@
 """One rendering that is watched, or goes on from a mark: what the hooks of the rewritten templates do.
 
 A text up to some message may be relied on for every conversation that begins the same when nothing that led to it was
-asked of later messages (causal.py). Before the main loop a template may have looked at all of them, for the last
-question, say. What it found is then compared where a rendering goes on: the text it wrote must be the same, and so must
-those of its variables that had been used by then; one that was only compared with the loop's index may have any value
-for which these comparisons come out the same.
+asked of later messages (causal.py), or when what was asked has the same answer (causal_opening.py).
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
 from jinja2.runtime import Undefined
 from jinja2.utils import Namespace
-from msgspec import structs
 
-from forebay.router.prompt.causal import FOREVER, Message, Messages, NeedWhole, View, skeleton, stands
+from forebay.router.prompt.causal import FOREVER, Message, Messages, NeedWhole, View, stands
 from forebay.router.prompt.causal_loop import Loop
-from forebay.router.prompt.causal_marks import (
-    EXACT,
-    LARGE,
-    OPAQUE,
-    UNSET,
-    Base,
-    From,
-    Given,
-    Mark,
-    State,
-    kept,
-    kept_all,
-    same,
-    size_of,
-)
+from forebay.router.prompt.causal_making import Bound, Made, base_of, extended, marks_of
+from forebay.router.prompt.causal_marks import EXACT, UNSET, From, Given, Mark, State, kept_all
+from forebay.router.prompt.causal_opening import ANY, Opening, check, interval, opening, put_back
 from forebay.router.prompt.causal_plan import Plan
 from forebay.router.prompt.template_limits import Budget, contents
 
 _PATTERN = 256  # characters of a date's format
-_HEAD = 2  # messages kept whole where the opening runs again
-_SKELETON = 600  # bytes of a message without its long texts, about
-ANY = (-FOREVER, FOREVER)  # a variable of which nothing was asked
-NO_STATE = State({}, {}, ())
+_NO_STATE = State({}, {}, ())
 _COMPARE = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -50,8 +31,6 @@ _COMPARE = {
     "lt": operator.lt,
     "lteq": operator.le,
 }
-Bound = tuple[int, int, int, State]  # message, messages needed, pieces of text before it, state
-Entry = tuple[dict[str, Any], dict[str, dict[str, Any]], bool, str | None]  # values, spaces, rerun, opening
 
 
 class Run:
@@ -81,11 +60,14 @@ class Run:
         self._mark = mark
         self._developer = developer
         self._view = 0
+        self._steady: dict[int, tuple[int, int]] = {}  # the pieces that steady statements wrote
+        self._needed = 0  # messages that these depend on
+        self._text = ""  # what the opening wrote beside them
         self._rerun = mark is not None and mark.base.rerun
         self._bounds: list[Bound] = []
-        self._entry: Entry | None = None
+        self._opening: Opening | None = None
         self._spaces: dict[str, Namespace] = {}
-        self._state = NO_STATE
+        self._state = _NO_STATE
         if mark is not None:
             messages.needed = mark.messages
             messages.back = mark.back
@@ -103,20 +85,41 @@ class Run:
             self._state = State(state.spaces, state.uses, (*state.dates, (pattern, text)))
         return text
 
+    def write(self, place: int) -> bool:
+        """Whether a steady statement is to run. Its text is the same wherever a rendering goes on."""
+        if self._mark is not None and place in self._mark.base.steady:
+            return False
+        if self.messages.needed < FOREVER:
+            self._steady[place] = len(self.pieces), len(self.pieces)
+        return True
+
+    def settle(self, place: int) -> None:
+        """It has run."""
+        if place in self._steady:
+            if self.messages.needed < FOREVER:
+                self._steady[place] = self._steady[place][0], len(self.pieces)
+                self._needed = self.messages.needed
+            else:
+                del self._steady[place]
+
     def begin(self, values: dict[str, Any]) -> None:
         """The opening is over, with these variables."""
         assert self._plan is not None
+        state = self._state
         if self._mark is None:
-            self._entry = self._entered(values, self._plan)
-            self._rerun = self._entry is not None and self._entry[2]
-            if self.messages.needed >= FOREVER:
+            closed = self.messages.needed >= FOREVER
+            self._opening = opening(values, self._plan, self._given, closed=closed)
+            self._text = self._written() if closed else ""
+            self._rerun = self._opening is not None and self._opening.rerun
+            self._state = State({}, {}, state.dates)
+            if closed:
                 self.messages.needed = 0
-            self._state = State({}, {}, self._state.dates)
         else:
+            check(values, "".join(self.pieces), self._mark, self._plan, self._given)
+            put_back(values, self._mark)
             self.opened = len(self.pieces)
-            self._check(values, self._mark, self._plan)
+            self._state = State(self._mark.state.spaces, self._mark.state.uses, state.dates)
             self.messages.needed = self._mark.messages
-            self._state = self._mark.state
         for name, value in values.items():
             if type(value) is Namespace and (not self._rerun or _changed(self._plan, name)):
                 self._spaces[name] = value
@@ -170,36 +173,33 @@ class Run:
         if type(value) is not int:
             self.use(value, name)
         elif (known := self._state.uses.get(name, ANY)) != EXACT:
-            lower, upper = _interval(index, comparison, value)
+            lower, upper = interval(index, comparison, value)
             if lower > known[0] or upper < known[1]:
                 self._use(name, (max(known[0], lower), min(known[1], upper)))
         return _COMPARE[comparison](index, value)
 
     # what comes of it
 
-    @property
-    def dates(self) -> tuple[tuple[str, str], ...]:
-        return self._state.dates
-
     def marks(self, most: int) -> tuple[Mark, ...]:
         """Where another rendering may go on that has the first `most` messages in common."""
-        base = self._based()
-        if base is None:
+        mark, messages = self._mark, self.messages
+        if mark is not None:
+            base, offset = extended(mark, messages), mark.length
+        elif self._opening is None or not self._bounds:
             return ()
-        back, began = self.messages.back, 0 if self._mark is None else self._mark.start
-        skipped, offset = (0, 0) if self._mark is None else (self.opened, self._mark.length)
-        lengths = list(accumulate(map(len, self.pieces[skipped:]), initial=offset))
-        users = self._users() if base.rerun else ()
-        marks = []
-        near: dict[int, Message] = {}
-        for index, needed, pieces, state in self._bounds:
-            count = max(index, needed)
-            if not 1 <= count <= most or index <= began:
-                continue
-            if back or users:
-                near = self._near(index, back, users)
-            marks.append(Mark(count, index, lengths[pieces - skipped], base, state, near, back))
-        return tuple(marks)
+        else:
+            made = Made(
+                self._owner,
+                self._view,
+                self._opening,
+                self._text,
+                frozenset(self._steady),
+                self._needed,
+                self._developer,
+            )
+            base, offset = base_of(made, messages), 0
+        lengths = list(accumulate(map(len, self.pieces[self.opened :]), initial=offset))
+        return marks_of(self._bounds, lengths, base, messages, mark=mark, most=most)
 
     def _walked(self, iterable: Any) -> tuple[Messages, int]:
         """The messages that the loop goes through, and where they begin."""
@@ -213,13 +213,13 @@ class Run:
             return self.messages, self._view
         if self._mark is not None:
             raise NeedWhole
-        self._entry = None
+        self._opening = None
         return Messages(list(self.budget.counted(iterable))), 0
 
     def _bound(self, index: int) -> None:
         needed = self.messages.needed
         if needed < FOREVER and (not self._spaces or self._save()):
-            self._bounds.append((index, needed, len(self.pieces), self._state))
+            self._bounds.append((index, needed, len(self.pieces) - self.opened, self._state))
 
     def _save(self) -> bool:
         """Note what is in the namespaces, where that has changed. False if it cannot be kept."""
@@ -245,102 +245,14 @@ class Run:
         state = self._state
         self._state = State(state.spaces, {**state.uses, name: use}, state.dates)
 
-    def _entered(self, values: dict[str, Any], plan: Plan) -> Entry | None:
-        """What is to be known of the opening. None if nobody can go on from here."""
-        closed = self.messages.needed >= FOREVER
-        parts = {name: self._kept(value) for name, value in values.items() if type(value) is not Namespace}
-        spaces = {}
-        for name, value in values.items():
-            if type(value) is Namespace:
-                spaces[name] = {key: kept(part) for key, part in contents(value).items()}
-        named = {f"{name}.{key}": part for name, inside in spaces.items() for key, part in inside.items()} | parts
-        if any(part is OPAQUE for part in named.values()):
-            return None
-        large = {name for name, part in named.items() if part is LARGE}
-        distinct = len({id(value) for value in values.values() if type(value) is Namespace})
-        rerun = closed or bool(large)
-        if distinct < len(spaces) or (rerun and plan.changed is None) or (closed and not large <= plan.watched):
-            return None
-        return parts, spaces, rerun, "".join(self.pieces) if closed else None
-
-    def _kept(self, value: Any) -> Any:
-        if isinstance(value, list | dict):
-            for name, given in self._given.items():
-                if given is value:
-                    return Given(name)
-        return kept(value)
-
-    def _check(self, values: dict[str, Any], mark: Mark, plan: Plan) -> None:
-        """Raises `NeedWhole` unless all that the text up to the mark depends on is the same as it was. Then puts back
-        what the loop had assigned by then."""
-        base = mark.base
-        if base.opening is not None:
-            if "".join(self.pieces) != base.opening:
-                raise NeedWhole
-            for name, old in base.values.items():
-                self._compare(name, old, self._kept(values[name]), mark, plan)
-            for name, olds in base.spaces.items():
-                inside = contents(values[name]) if type(values[name]) is Namespace else {}
-                if inside.keys() != olds.keys():
-                    raise NeedWhole
-                for key, old in olds.items():
-                    self._compare(f"{name}.{key}", old, kept(inside[key]), mark, plan)
-        for name, saved in mark.state.spaces.items():
-            for key, part in saved.items():
-                values[name][key] = Undefined(name=key) if part is UNSET else part
-
-    def _compare(self, name: str, old: Any, new: Any, mark: Mark, plan: Plan) -> None:
-        if name in plan.watched:
-            use = mark.state.uses.get(name, ANY)
-            if use == ANY or (use != EXACT and type(new) is int and use[0] <= new <= use[1]):
-                return
-        if old is LARGE or not same(old, new):
-            raise NeedWhole
-
-    def _based(self) -> Base | None:
-        messages = self.messages
-        if self._mark is not None:
-            base = self._mark.base
-            if not base.rerun:
-                return base
-            history = base.history[: self._mark.start] + list(map(skeleton, self._sure()))
-            return structs.replace(base, history=history, size=base.size + _SKELETON * len(messages.given))
-        if self._entry is None or not self._bounds:
-            return None
-        values, spaces, rerun, opening = self._entry
-        sure = self._sure()
-        head = dict(enumerate(sure[:_HEAD] if rerun else map(skeleton, sure[: messages.head])))
-        history = list(map(skeleton, sure)) if rerun else []
-        size = size_of(values) + size_of(spaces) + size_of(head) + size_of(opening) + _SKELETON * len(history)
-        return Base(self._owner, self._view, values, spaces, rerun, opening, head, history, self._developer, size)
-
-    def _sure(self) -> Sequence[Message]:
-        """The messages given of which it is known what engines make of them."""
-        messages = self.messages
-        return messages.given[: max(0, messages.halt - messages.first)]
-
-    def _users(self) -> list[tuple[int, Message]]:
-        """The users' messages that are known whole. An opening that looks for the last question ends at one."""
-        near = {} if self._mark is None else self._mark.near
-        users = [(index, message) for index, message in near.items() if message.get("role") == "user"][-1:]
-        for index, message in enumerate(self._sure(), self.messages.first):
-            if message.get("role") == "user":
-                users.append((index, message))
-        return users
-
-    def _near(self, index: int, back: int, users: Sequence[tuple[int, Message]]) -> dict[int, Message]:
-        messages = self.messages
-        near: dict[int, Message] = {}
-        for place in range(max(0, index - back), index):
-            here = place - messages.first
-            message = messages.given[here] if here >= 0 else (messages.earlier or {}).get(place)
-            if message is not None:
-                near[place] = skeleton(message)
-        for place, message in reversed(users):
-            if place < index:
-                near[place] = message
-                break
-        return near
+    def _written(self) -> str:
+        """What the opening wrote, but for its steady statements."""
+        text: list[str] = []
+        at = 0
+        for start, end in self._steady.values():
+            text += self.pieces[at:start]
+            at = end
+        return "".join([*text, *self.pieces[at:]])
 
 
 def count(run: Run, value: Any, comparison: str, bound: int) -> Any:
@@ -360,22 +272,14 @@ def _changed(plan: Plan, name: str) -> list[str]:
     return [attribute for space, attribute in plan.changed or () if space == name]
 
 
-def _interval(index: int, comparison: str, value: int) -> tuple[int, int]:
-    """The least and the greatest value with which a comparison with `index` comes out as it does with `value`."""
-    if comparison in ("eq", "ne") and value == index:
-        return index, index
-    cut = index if comparison in ("gt", "lteq") or value < index else index + 1
-    if comparison in ("gteq", "lt"):
-        cut = index + 1
-    return (cut, FOREVER) if value >= cut else (-FOREVER, cut - 1)
-
-
 HOOKS: dict[str, Callable[..., Any]] = {
     "#begin": Run.begin,
     "#count": count,
+    "#settle": Run.settle,
     "#than": Run.than,
     "#use": Run.use,
     "#value": Run.value,
     "#walk": Run.walk,
     "#walk with loop": Run.walk_with_loop,
+    "#write": Run.write,
 }

@@ -54,9 +54,7 @@ class Ladder:
         """A text to have an engine tokenize: unless it becomes the same tokens there, this is not its tokenizer."""
         return probe(self.tokenizer.special_tokens.values() if self._cuts is None else self._cuts.tokens)
 
-    def encode(
-        self, text: str, *, behind: str = "", room: int, shortest: int = SHORTEST
-    ) -> tuple[Ids, list[Segment]]:
+    def encode(self, text: str, *, behind: str = "", room: int, shortest: int = SHORTEST) -> tuple[Ids, list[Segment]]:
         """The ids of `text` and its segments. `behind`: the special token that stands before the text, "" where the
         prompt begins. Stops early with `TooLongError` if there are more than `room` tokens."""
         ids = array("I")

@@ -10,9 +10,11 @@ always tokenized whole.
 """
 
 from forebay.router.prompt.tokenizer import Tokenizer
-from forebay.router.prompt.tokenizer_files import Normalizer
+from forebay.router.prompt.tokenizer_files import Normalizer, TokenizerError
 
 _SAMPLE = 1 << 14  # characters
+_FEW = 1 << 21  # characters that are tokenized in any case
+_DENSEST = 16  # characters a token; white space without end is denser, and would hold a thread for half a minute
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "BertNormalizer", "Prepend"}
 
 
@@ -30,16 +32,19 @@ def slack(room: int) -> int:
 
 
 def surely_more(tokenizer: Tokenizer, text: str, room: int) -> int:
-    """A lower bound of the tokens of `text` where one above `room` is found by tokenizing little more, else 0."""
+    """A lower bound of the tokens of `text` where one above `room` is found by tokenizing little more, else 0. Raises
+    `TokenizerError` for a text of which too much makes too few tokens to know."""
     bound = room + slack(room)
     if len(text) <= bound or not local(tokenizer.normalizer):
         return 0
-    size = _SAMPLE
+    size, most = _SAMPLE, max(_DENSEST * bound, _FEW)
     while size < len(text):
         count = len(tokenizer.encode_batch((text[:size],))[0])
         if count > bound:
             return count - slack(room)
-        size = max(2 * size, size * bound // (count + 1) * 9 // 8)
+        if size >= most:
+            raise TokenizerError(f"more than {most} characters that are less than {bound} tokens are not tokenized")
+        size = min(most, max(2 * size, size * bound // (count + 1) * 9 // 8))
     return 0
 
 

@@ -1,5 +1,6 @@
 """The prompts of one model: rendered and tokenized from where an earlier turn of the conversation stopped."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from forebay.router.prompt.prompt import Rung
 from forebay.router.prompt.template import Template
 from forebay.router.prompt.text import Known, Pieces, Resume, TextMemory
 
-SMALL = 1 << 11  # characters of a prompt that is read anew each time
+SMALL = 1 << 11  # characters of a conversation that is rendered anew each time
 HEAVY = 1 << 14  # characters that are rendered or tokenized aside: they take more than some milliseconds
 _EVERY = 16  # messages from one checkpoint of a long conversation to the next; the first and last ones have their own
 _ENDS = 2
@@ -35,7 +36,7 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        return _CHECKPOINT + len(self.resume.rest) + self.mark.size
+        return _CHECKPOINT + sys.getsizeof(self.resume.rest) + self.mark.size
 
 
 class Read(Struct, frozen=True):
@@ -60,7 +61,7 @@ class Conversation(Protocol):
 
 
 class Prompter:
-    """`template` is None for a model without one, `today` says the date to templates that ask. Long work is done by
+    """`template` is None for a model without one. `probe` is a text that tells tokenizers apart. `today` says the date to templates that ask. Long work is done by
     `aside`, which must run it in another thread."""
 
     def __init__(
@@ -75,10 +76,19 @@ class Prompter:
     ) -> None:
         self.rung: Rung = ladder.rung
         self.reason = ladder.reason
+        self.probe = ladder.probe
+        self._ladder = ladder
         self._template = template
         self._today = today
         self._chats = TextMemory(ladder, weights, memory, name)
         self._texts = TextMemory(ladder, weights, memory, name, completions=True)
+
+    def probe_ids(self) -> list[int]:
+        """What an engine with this tokenizer makes of a completion's prompt that is `probe`."""
+        tokenizer = self._ladder.tokenizer
+        parts = tokenizer.completion_prefix, tokenizer.encode(self.probe), tokenizer.completion_suffix
+        ids: list[int] = np.concatenate(parts).tolist()
+        return ids
 
     async def chat(self, project: str, conversation: Conversation, limit: int, aside: Aside) -> Read | None:
         """None for a model without a template, and for a chat of which even the beginning is uncertain. Raises
@@ -87,7 +97,7 @@ class Prompter:
         if self._template is None:
             return None
         if conversation.checkpoint is None and conversation.size <= SMALL:
-            return self._small(self._template, conversation, limit)
+            return self._small(project, conversation, limit, self._template)
         found = self._resumed(project, conversation)
         if found is None:
             rendered = await self._rendered(self._template, conversation, aside)
@@ -107,12 +117,14 @@ class Prompter:
         }
         return Read(counted.tokens.count, counted.tokens.sums, rendered.exact, checkpoints, known.count)
 
-    def _small(self, template: Template, conversation: Conversation, limit: int) -> Read | None:
+    def _small(self, project: str, conversation: Conversation, limit: int, template: Template) -> Read | None:
         rendered = template.render(conversation.since(0), self._today(), marked=False)
         if not rendered.exact and not rendered.text:
             return None
-        tokens = self._chats.count(rendered.text, limit=limit)
-        return Read(tokens.count, tokens.sums, rendered.exact)
+        known = self._chats.known(project, None, rendered.text)
+        assert known is not None
+        counted = self._chats.remember(known, self._chats.encode(known, limit=limit))
+        return Read(counted.tokens.count, counted.tokens.sums, rendered.exact, remembered=known.count)
 
     async def _rendered(self, template: Template, conversation: Conversation, aside: Aside) -> Rendered:
         chat, now = conversation.since(0), self._today()
@@ -135,9 +147,6 @@ class Prompter:
 
     async def text(self, project: str, prompt: str, limit: int, aside: Aside) -> Read:
         """A completion's prompt. Raises `TokenizerError`, `TooLongError`."""
-        if len(prompt) <= SMALL:
-            tokens = self._texts.count(prompt, limit=limit)
-            return Read(tokens.count, tokens.sums)
         known = self._texts.known(project, None, prompt)
         assert known is not None
         counted = self._texts.remember(known, await self._encoded(self._texts, known, limit, aside))

@@ -12,9 +12,10 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Context
+from msgspec import structs
 
 from forebay.router.prompt.causal import Halt, Messages, NeedWhole, View
-from forebay.router.prompt.causal_marks import Mark, known_before
+from forebay.router.prompt.causal_marks import Base, Given, Mark, known_before
 from forebay.router.prompt.causal_plan import Plan, plan
 from forebay.router.prompt.causal_rewrite import resuming, watching
 from forebay.router.prompt.causal_run import HOOKS, Run
@@ -37,8 +38,8 @@ _BROKEN = (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, Overf
 class Template:
     """`special_tokens` by the names that templates know them by. `defaults` and `tools_despite_none` are what an
     operator may have told the engines: `--default-chat-template-kwargs`, `--exclude-tools-when-tool-choice-none`.
-    `form`: `--chat-template-content-format`. Raises `TemplateError` for a source that does not compile. May be used by
-    several threads at once."""
+    `form`: `--chat-template-content-format`. `clock` tells seconds, best those that the thread has computed. Raises
+    `TemplateError` for a source that does not compile. May be used by several threads at once."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Template:
         """`now` is what the template is told if it asks for the date: local time, as engines have it. Not `marked`: the
         text alone, for a third of the time. Raises `TemplateError`."""
         _check(chat)
+        now = now.replace(tzinfo=None)  # engines tell local time without saying where
         try:
             given = self._variables(chat)
         except Unsure:
@@ -102,11 +104,12 @@ class Template:
             raise ValueError("the mark is another template's")
         if mark.start + len(chat.messages) <= mark.messages:
             return None
+        now = now.replace(tzinfo=None)
         if any(now.strftime(pattern) != text for pattern, text in mark.state.dates):
             return None
         try:
             _check(chat)
-            given = self._variables(chat)
+            given = self._variables(chat if self._reads_tools(base) else structs.replace(chat, tools=None))
             talk = conversation(chat.messages, self.form, first=mark.start, developers=self._developers)
             if talk.scattered or (base.developer and talk.has("system")):
                 return None
@@ -135,6 +138,13 @@ class Template:
 
     def _variables(self, chat: Chat) -> dict[str, Any]:
         return variables(chat, self._special_tokens, self._defaults, tools_despite_none=self._tools_despite_none)
+
+    def _reads_tools(self, base: Base) -> bool:
+        """Whether what is still to be rendered may."""
+        assert self._plan is not None
+        if -1 in self._plan.tooled or any(type(value) is Given for value in base.values.values()):
+            return True
+        return base.rerun and not self._plan.tooled <= base.steady
 
     def _tag(self, chat: Chat, talk: Conversation) -> str | None:
         """Tag the end of the message that is to be continued; what it says there, or None where none is."""

@@ -19,7 +19,7 @@ class Limits(Struct, frozen=True):
 
     chars: int = 1 << 26  # of the result
     made: int = 1 << 29
-    steps: int = 1 << 20  # turns of loops, and calls
+    steps: int = 1 << 22  # turns of loops, and calls
     seconds: float = 2.0
     source: int = 1 << 17  # characters of the template itself
 

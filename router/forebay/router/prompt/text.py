@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from forebay.router.prefix.keys import GRID, Ids, Keys, Weights
+from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prompt.ladder import Ladder, Segment
 from forebay.router.prompt.ladder_limit import TooLongError
 from forebay.router.prompt.memory import Memory
@@ -138,15 +138,6 @@ class TextMemory:
         here = run.value or self._beginning  # without room, nothing is remembered
         return Known(project, text, begin, run, at, at, here.count, here.sum, _keys(run), here.behind)
 
-    def count(self, text: str, *, limit: int) -> Tokens:
-        """A text of which nothing is looked up or remembered: for short ones that costs more than it saves. Raises as
-        `encode` does."""
-        none: Run = Node("")
-        begin = self._beginning
-        known = Known("", text, none, none, 0, 0, begin.count, begin.sum, begin.keys, "")
-        pieces = self.encode(known, limit=limit)
-        return Tokens(pieces.count, np.frombuffer(known.keys + pieces.keys, "<u8"))
-
     def encode(self, known: Known, *, limit: int) -> Pieces:
         """Tokenize what is not known. Raises `TooLongError`, as early as it is certain, for a prompt of more than
         `limit` tokens, and `TokenizerError`."""
@@ -162,7 +153,7 @@ class TextMemory:
                 raise TooLongError(count + error.at_least + len(suffix)) from None
         if len(suffix):
             ids = np.concatenate((ids, suffix))
-        sums = self._sums(known.sum, count, ids)
+        sums = self._weights.running(known.sum, count, ids)
         keys = sums[-(count + 1) % GRID :: GRID].tobytes()
         pieces = Pieces([], [], known.rest, count + len(ids), int(sums[-1]) if len(ids) else known.sum, keys)
         passed = 0  # keys
@@ -195,15 +186,6 @@ class TextMemory:
         if root.value is None:
             self._memory.put(root, self._beginning)
         return root
-
-    def _sums(self, total: int, position: int, ids: Ids) -> Keys:
-        """The sums at each of `ids`."""
-        terms = ids.astype(np.uint64)
-        terms += _ONE
-        terms *= self._weights.span(position, position + len(ids))
-        np.add.accumulate(terms, out=terms)
-        terms += np.uint64(total)
-        return terms
 
 
 def _keys(run: Run) -> bytes:

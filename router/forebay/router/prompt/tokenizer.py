@@ -50,15 +50,20 @@ class Tokenizer:
         return f"<Tokenizer {self._library.get_vocab_size()} tokens, {len(self.added)} of them added>"
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text`, nothing added. Raises `TokenizerError` for text that is not Unicode."""
+        """The ids of `text`, nothing added. Raises `TokenizerError` for text that cannot be tokenized."""
         return to_ids(self.encode_batch((text,)))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text. One call costs less than several."""
+        """The ids of each text; one call costs less than several. Raises `TokenizerError` as `encode` does. A run of
+        millions of characters without a break takes a microsecond for each, and very long ones cannot be tokenized."""
         try:
             encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError as error:  # it says so of strings that have no UTF-8
             raise TokenizerError("The text is not Unicode: it holds half of a surrogate pair.") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # as which a panic of the library arrives; it goes on working
+                raise
+            raise TokenizerError("The tokenizers library gave up on the text: some run in it is too long.") from None
         return [encoding.ids for encoding in encodings]
 
     def _surroundings(self) -> tuple[Ids, Ids]:
