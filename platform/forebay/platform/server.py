@@ -41,6 +41,7 @@ async def serve_until(
     stop: "Stop", service: Service, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     """Serve on a bound socket until a stop is asked for, then drain."""
+    await service.settle()
     async with listening(service, listener) as server:
         gc.collect()
         gc.freeze()  # what was loaded stays: collections need not walk it while streams wait

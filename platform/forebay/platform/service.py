@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the next start
 SPOOL_WITHIN_S = 5.0  # a worker that starts may be adopting the spool of one that starts beside it
+SETTLE_S = 5.0
 CUT_S = 10.0  # seconds for requests that are cut to end their streams and records
 FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError)  # of a start, told in one line
 
@@ -106,6 +107,14 @@ class Service:
             return await pulled(self.seat.router)
         assert self._snapshots is not None
         return await opened(self._snapshots)
+
+    async def settle(self) -> None:
+        """Wait until changes to keys are followed, without which no new key is let in. Not for long: Postgres may be
+        away."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not self.auth.feed.synchronised:
+                    await asyncio.sleep(0.01)
 
     async def drain(self) -> None:
         """Take no new request, and wait for those in flight, as long as the drain timeout."""
