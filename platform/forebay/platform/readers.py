@@ -5,11 +5,23 @@ import logging
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from forebay.platform.config.model import Config, Model
-from forebay.router import Ladder, Memory, Prompter, Template, TemplateError, Tokenizer, TokenizerError, Weights
+from forebay.router import (
+    Ladder,
+    Memory,
+    Prompter,
+    Template,
+    TemplateError,
+    Tokenizer,
+    TokenizerError,
+    Weights,
+    untemplated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +60,11 @@ def _load(model: Model, weights: Weights, memory: Memory) -> Prompter:
             source = Path(model.chat_template).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(f"its chat template cannot be read: {error}") from error
-    template = _template(model.name, source, tokenizer)
+    template = None
+    if why := _own_renderer(Path(model.tokenizer)):
+        log.warning("model %s: %s, so its chats are only guessed", model.name, why)
+    elif source is not None:
+        template = _template(model.name, source, tokenizer)
     return Prompter(model.name, Ladder(tokenizer), template, weights, memory, today=_today)
 
 
@@ -57,9 +73,16 @@ def _today() -> datetime:
     return datetime.now().astimezone()
 
 
-def _template(model: str, source: str | None, tokenizer: Tokenizer) -> Template | None:
-    if source is None:
-        return None
+def _own_renderer(directory: Path) -> str | None:
+    """Why engines do not use the template of the model in `directory`."""
+    try:
+        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        config = {}
+    return untemplated(config, (file.name for file in directory.iterdir()))
+
+
+def _template(model: str, source: str, tokenizer: Tokenizer) -> Template | None:
     try:
         return Template(source, special_tokens=tokenizer.special_tokens, clock=time.monotonic)
     except TemplateError as error:

@@ -113,7 +113,7 @@ class Service:
         away."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
-                while not self.auth.feed.synchronised:
+                while not self.auth.feed.synchronised:  # noqa: ASYNC110 - once, for milliseconds
                     await asyncio.sleep(0.01)
 
     async def drain(self) -> None:

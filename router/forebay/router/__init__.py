@@ -12,6 +12,7 @@ from forebay.router.prompt.memory import Memory
 from forebay.router.prompt.prompt import Prompt, Rung
 from forebay.router.prompt.prompter import Checkpoint, Prompter, Read, byte_read, ids_read
 from forebay.router.prompt.template import Template
+from forebay.router.prompt.template_models import untemplated
 from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import TokenizerError
 from forebay.router.prompt.trie import Node
@@ -87,4 +88,5 @@ __all__ = [
     "ids_read",
     "private_path",
     "seeded",
+    "untemplated",
 ]

@@ -8,7 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from forebay.router import Memory, Read, Rung
 
 PROMPTS = Counter("forebay_prompts_total", "Prompts by how their tokens were found", ["model", "rung"])
-UNREAD = Counter("forebay_prompts_unread_total", "Prompts only guessed since this failed", ["model", "reason"])
+UNREAD = Counter("forebay_prompts_unread_total", "Prompts not read here since this failed", ["model", "reason"])
 TOKENS = Counter("forebay_prompts_read_tokens_total", "Prompt tokens, tokenized or remembered", ["model", "how"])
 SECONDS = Histogram(
     "forebay_prompt_seconds",

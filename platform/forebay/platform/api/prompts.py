@@ -122,22 +122,27 @@ class Prompts:
     async def _chat(
         self, unread: Unread, source: ChatSource, reader: Prompter | None, limit: int
     ) -> tuple[Rung, Read]:
-        if reader is not None:
-            conversation = _Conversation(unread, source)
-            try:
-                read = await reader.chat(unread.project, conversation, limit, self._runner(unread.project))
-            except (TemplateError, TokenizerError) as error:
-                _unread(unread, error)
-                read = None
-            if read is not None and not read.checkpoints:
-                return reader.rung, read
-            if read is not None:
-                marks = Marks(conversation.rendered, read.checkpoints)
-                self._transcripts.remember(unread.project, unread.known, source, unread.body, marks)
-                return reader.rung, read
-        elif (ids := await self._engines.chat(unread.entry.pool, source, unread.body)) is not None:
+        if reader is not None and (read := await self._remembered(unread, source, reader, limit)) is not None:
+            return reader.rung, read
+        asks = reader is None or reader.templated
+        if asks and (ids := await self._engines.chat(unread.entry.pool, source, unread.body)) is not None:
             return Rung.ENGINE, ids_read(self._weights, ids, limit)
         return Rung.BYTES, byte_read(self._weights, _bytes_of(source, unread.body))
+
+    async def _remembered(
+        self, unread: Unread, source: ChatSource, reader: Prompter, limit: int
+    ) -> Read | None:
+        """None where the model's template cannot be used for this chat."""
+        conversation = _Conversation(unread, source)
+        try:
+            read = await reader.chat(unread.project, conversation, limit, self._runner(unread.project))
+        except (TemplateError, TokenizerError) as error:
+            _unread(unread, error)
+            return None
+        if read is not None and read.checkpoints:
+            marks = Marks(conversation.rendered, read.checkpoints)
+            self._transcripts.remember(unread.project, unread.known, source, unread.body, marks)
+        return read
 
     async def _text(
         self, unread: Unread, prompt: str | list[int], reader: Prompter | None, limit: int
@@ -193,9 +198,9 @@ class _Conversation:
 
 
 def _unread(unread: Unread, error: Exception) -> None:
-    """The engine may read it, or refuse it in its own words."""
+    """An engine may read it, or refuse it in its own words."""
     model = unread.entry.model.name
-    log.info("a prompt of %s is only guessed: %s", model, error)
+    log.info("a prompt of %s cannot be read here: %s", model, error)
     metrics.UNREAD.labels(model=model, reason=type(error).__name__.removesuffix("Error").lower()).inc()
 
 

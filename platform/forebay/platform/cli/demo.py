@@ -108,12 +108,12 @@ async def _converse(base_url: str, credentials: list[Credentials], model: str, *
             f"{name}  {found.requests} requests, {found.input} input tokens ({found.cached} of them cached), "
             f"{found.output} output tokens, cost {found.cost}"
         )
-    await _require_context(base_url, talks, block)
-    click.echo("\nEvery turn after the first found its context. The demo went well.")
+    click.echo(f"\n{await _found_context(base_url, talks, block)} The demo went well.")
 
 
-async def _require_context(base_url: str, talks: dict[str, list[Turn]], block: int) -> None:
-    """Raises `LocalError` for a turn that was computed anew although the engines were all there."""
+async def _found_context(base_url: str, talks: dict[str, list[Turn]], block: int) -> str:
+    """Whether every turn did, in words. Raises `LocalError` for one that was computed anew although no engine was
+    away."""
     cold = [
         f"turn {number} of {tenant}: {turn.cached_tokens} of {turn.prompt_tokens} tokens cached at {turn.endpoint}, "
         f"after {earlier.prompt_tokens} at {earlier.endpoint}"
@@ -122,11 +122,11 @@ async def _require_context(base_url: str, talks: dict[str, list[Turn]], block: i
         if not turn.landed_after(earlier, block)
     ]
     if not cold:
-        return
+        return "Every turn after the first found its context."
     said = "These turns did not find their context:\n  " + "\n  ".join(cold)
     if not any(turn.cut for turns in talks.values() for turn in turns) and await _engines_are_up(base_url):
         raise LocalError(said)
-    click.echo(f"\n{said}\nAn engine ended meanwhile, and its cache with it.")
+    return f"{said}\nAn engine ended meanwhile, and its cache with it; all others did."
 
 
 async def _engines_are_up(base_url: str) -> bool:

@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Show where REQUEST, a file with the JSON body of a request (- for standard input), would be placed.
 
-    Nothing is sent to an engine and nothing is booked.
+    No engine answers it, and nothing is booked.
     """
     body = request.read()
     if base_url is None or key is None:

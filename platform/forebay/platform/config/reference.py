@@ -80,7 +80,7 @@ def _default(field: inspect.Field) -> str:
         return ""
     if isinstance(value, tuple):
         return ", ".join(f"`{item}`" for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20:
+    if isinstance(value, int) and "bytes" in field.encode_name.lower() and value >= 1 << 20:
         return f"`{value}` ({value >> 20} MiB)" if value < 1 << 30 else f"`{value}` ({value >> 30} GiB)"
     return f"`{str(value).lower() if isinstance(value, bool) else f'{value:g}' if isinstance(value, float) else value}`"
 

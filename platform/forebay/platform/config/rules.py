@@ -67,6 +67,7 @@ def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
         for j, endpoint in items(pool["endpoints"]):
             urls.endpoint(endpoint, ("pools", i, "endpoints", j), report)
             _engine_options(endpoint, ("pools", i, "endpoints", j), report, environ)
+            _event_options(endpoint, ("pools", i, "endpoints", j), report)
         here = [(("pools", i, "endpoints", j), endpoint) for j, endpoint in items(pool["endpoints"])]
         unique(report, (((*path, "url"), endpoint["url"]) for path, endpoint in here), "URL")
         first = {endpoint["url"]: path for path, endpoint in reversed(here)}
@@ -85,17 +86,30 @@ def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping
     if variable and not environ.get(variable):
         fix = "set it where Forebay starts"
         report.fault((*path, "apiKeyEnv"), f"the variable {variable} is not set here", fix, warning=True)
-    if endpoint["kvReplay"] and not endpoint["kvEvents"]:
-        report.fault((*path, "kvReplay"), "kvReplay without kvEvents has no effect", "set kvEvents, or remove the key")
-    if (endpoint["dataParallelRanks"] or 1) > 1 and endpoint["engine"] == "openai":
-        problem = "engine openai cannot be told a data-parallel rank"
-        report.fault((*path, "dataParallelRanks"), problem, "set engine to vllm, or remove the key")
-    if (endpoint["dataParallelRanks"] or 1) > 1 and str(endpoint["kvEvents"]).startswith("ipc:"):
-        problem = "ranks beyond the first publish at ports, which an ipc:// address has none of"
-        report.fault((*path, "kvEvents"), problem, "give a tcp:// address")
     if endpoint["priorityScheduling"] and endpoint["engine"] == "openai":
         problem = "engine openai has no priorities"
         report.fault((*path, "priorityScheduling"), problem, "set engine to vllm, or remove the key")
+
+
+def _event_options(endpoint: Data, path: Path, report: Report) -> None:
+    events, replay, openai = endpoint["kvEvents"], endpoint["kvReplay"], endpoint["engine"] == "openai"
+    if replay and not events:
+        report.fault((*path, "kvReplay"), "kvReplay without kvEvents has no effect", "set kvEvents, or remove the key")
+    if events and openai:
+        problem = "engine openai is sent no cache salt, so that its events match no prompt"
+        report.fault((*path, "kvEvents"), problem, "set engine to vllm, or remove the key")
+    elif events and not replay:
+        problem = "without kvReplay, what was cached before Forebay started or while events were lost stays unknown"
+        report.fault((*path, "kvEvents"), problem, "set kvReplay to the engine's replay_endpoint", warning=True)
+    if (endpoint["dataParallelRanks"] or 1) == 1:
+        return
+    if openai:
+        problem = "engine openai cannot be told a data-parallel rank"
+        report.fault((*path, "dataParallelRanks"), problem, "set engine to vllm, or remove the key")
+    for name in ("kvEvents", "kvReplay"):
+        if str(endpoint[name]).startswith("ipc:"):
+            problem = "ranks beyond the first publish at ports, which an ipc:// address has none of"
+            report.fault((*path, name), problem, "give a tcp:// address")
 
 
 def catalogue(data: Data, report: Report) -> None:

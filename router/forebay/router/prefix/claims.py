@@ -5,10 +5,9 @@ ms here and 0.12 ms there; one key set or cleared takes 0.1 µs here, while ther
 however few blocks it tells of. Engines send a batch with every step, so updates decide.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, repeat
-from operator import and_, neg, or_
+from itertools import repeat
+from operator import or_
 
 from forebay.router.prefix.keys import Keys
 
@@ -26,13 +25,17 @@ class Claims:
         self.rivals: list[dict[int, int]] = [{} for _ in tables]  # blocks that claim a key, beyond the first
 
     def claim(self, keys: Iterable[int], tier: int) -> None:
-        table = self.tables[tier]
+        table, bit = self.tables[tier], self.bit
+        before, after = 0, bit  # neighbours mostly have the same holders, and then one object says so for all
         for key in keys:
             holders = table.get(key, 0)
-            if holders & self.bit:
+            if holders is before:
+                table[key] = after
+            elif holders & bit:
                 self.rival(key, tier)
             else:
-                table[key] = holders | self.bit if holders else self.bit  # one object where there is one holder
+                before, after = holders, holders | bit
+                table[key] = after
 
     def rival(self, key: int, tier: int) -> None:
         self.rivals[tier][key] = self.rivals[tier].get(key, 0) + 1
@@ -62,27 +65,28 @@ def runs(keys: Keys, holders: int, fast: Sequence[Table], slow: Sequence[Table])
     """How far each of `holders` has the keys from the first one on without a gap: in any of the tables, and in one of
     `fast` alone."""
     first, *others = fast
-    others, slow = [table for table in others if table], [table for table in slow if table]
     quick = Runs(holders)
-    whole = Runs(holders) if slow else quick
+    whole = Runs(holders) if any(slow) else quick
     for start in range(0, len(keys), _STEP):
         if not whole.left:
             break
         step = keys[start : start + _STEP].tolist()
         found = list(map(first.get, step, repeat(0)))
-        # Counting compares by identity first: a fifth of the time of what follows, when all are the same, as usual.
-        if not whole.left & ~found[0] and found.count(found[0]) == len(found):
+        if not whole.left & ~found[0] and found.count(found[0]) == len(found):  # as usual
             continue
-        for table in others:
-            found = list(map(or_, found, map(table.get, step, repeat(0))))
-        quick.go_on(start, found)
-        for table in slow:
-            found = list(map(or_, found, map(table.get, step, repeat(0))))
-        if slow:
-            whole.go_on(start, found)
-    for each in (whole, quick)[: 2 if slow else 1]:
-        each.end(len(keys))
+        quick.go_on(start, found := _with(found, step, others))
+        if whole is not quick:
+            whole.go_on(start, _with(found, step, slow))
+    quick.end(len(keys))
+    whole.end(len(keys))
     return whole, quick
+
+
+def _with(found: list[int], step: list[int], tables: Iterable[Table]) -> list[int]:
+    for table in tables:
+        if table and any(more := list(map(table.get, step, repeat(0)))):
+            found = list(map(or_, found, more))
+    return found
 
 
 class Runs:
@@ -95,17 +99,19 @@ class Runs:
 
     def go_on(self, start: int, found: list[int]) -> None:
         """`found` says who has each key from number `start` on."""
-        left = list(accumulate(found, and_, initial=self.left))  # only ever loses bits, so it never grows
-        while left[-1] != self.left:
-            index = bisect_right(left, -self.left, key=neg)
-            if start + index > 1:
-                self.ended.append((start + index - 1, self.left ^ left[index]))
-            self.left = left[index]
+        for holders in dict.fromkeys(found):  # only where one is new can somebody be lost
+            left = self.left & holders
+            if left != self.left:
+                self._lose(start + found.index(holders), left)
 
     def end(self, count: int) -> None:
-        if self.left and count:
-            self.ended.append((count, self.left))
-        self.left = 0
+        """There are no more than `count` keys."""
+        self._lose(count, 0)
+
+    def _lose(self, count: int, left: int) -> None:
+        if count and left != self.left:
+            self.ended.append((count, self.left ^ left))
+        self.left = left
 
 
 def bits(group: int) -> Iterator[int]:

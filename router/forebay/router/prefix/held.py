@@ -15,6 +15,7 @@ from forebay.router.prefix.sizes import Counts
 from forebay.router.prefix.sums import Run
 
 _IN_GPU = 1 << Tier.GPU
+_HOLDS = KEYED | TIERS
 _ROUNDS = 8  # of looking for blocks in slower tiers before others are dropped
 
 After = Hash | set[Hash]
@@ -62,31 +63,61 @@ class Held:
         elif after != hash_:
             self.follows[loose] = {after, hash_}
 
-    def once_less(self, hash_: Hash, tier: Tier) -> None:
-        again = self.again[tier]
+    def remove(self, hashes: list[Hash], tier: Tier) -> list[Hash]:
+        """Take blocks out of a tier, once each. Returns those that are not there."""
+        blocks, follows, again, claims = self.blocks, self.follows, self.again[tier], self.claims
+        table, bit, in_tier = claims.tables[tier], claims.bit, 1 << tier
+        usual, plain = in_tier | KEYED, not (self.inner or claims.rivals[tier])
+        before, after = bit, 0  # as in `Claims.claim`
+        broken: list[After] = []
+        absent: list[Hash] = []
+        for hash_ in hashes:
+            if again and hash_ in again:
+                self._once_less(hash_, again)
+                continue
+            record = blocks.pop(hash_, 0)
+            holds = record & _HOLDS
+            if holds == usual and plain:
+                key = record >> SUM
+                holders = table[key]
+                if holders is not before:
+                    before, after = holders, holders ^ bit
+                if after:
+                    table[key] = after
+                else:
+                    del table[key]
+            elif holds == in_tier and plain:
+                rest = follows.pop(hash_, None)
+                if rest is not None and (isinstance(rest, set) or rest in blocks):
+                    broken.append(rest)
+            elif record & in_tier:
+                self._lose(hash_, record, tier, broken)
+            else:
+                absent.append(hash_)
+                if record:
+                    blocks[hash_] = record
+        if broken:
+            self._forget_after(broken)
+        return absent
+
+    def _once_less(self, hash_: Hash, again: dict[Hash, int]) -> None:
         if again[hash_] > 1:
             again[hash_] -= 1
         else:
             del again[hash_]
 
-    def lose(self, hash_: Hash, record: int, tier: Tier, broken: list[After]) -> bool:
-        """What is left to do for a block that was taken out of `blocks` as removed from `tier`. False if it was not
-        there. What may be of no use without it is added to `broken`, for `forget_after`."""
-        in_tier = 1 << tier
-        if not record & in_tier:
-            if record:
-                self.blocks[hash_] = record
-            return False
+    def _lose(self, hash_: Hash, record: int, tier: Tier, broken: list[After]) -> None:
+        """What is left to do for a block of `tier` that was taken out of `blocks`. What may be of no use without it is
+        added to `broken`, for `_forget_after`."""
         self.claims.release(self._keys(hash_, record), tier)
-        if record & TIERS != in_tier:
-            self.blocks[hash_] = record ^ in_tier
-            return True
+        if record & TIERS != 1 << tier:
+            self.blocks[hash_] = record ^ 1 << tier
+            return
         self.inner.pop(hash_, None)
-        if (after := self.follows.pop(hash_, None)) is not None:
-            broken.append(after)
-        return True
+        if (rest := self.follows.pop(hash_, None)) is not None:
+            broken.append(rest)
 
-    def forget_after(self, broken: list[After]) -> None:
+    def _forget_after(self, broken: list[After]) -> None:
         """Forget what rested on blocks that are gone, up to the next key each."""
         while broken:
             after = broken.pop()
@@ -107,7 +138,7 @@ class Held:
                     self.blocks[hash_] = self.blocks.pop(hash_)  # as if it were new
                 else:
                     self._forget(hash_, record, broken)
-            self.forget_after(broken)
+            self._forget_after(broken)
         self._counts.dropped += before - len(self.blocks)
 
     def restore(self, hashes: list[Hash], records: list[int]) -> None:

@@ -7,17 +7,16 @@ tenant can ask for). A block that is known is what it was announced as first: ot
 
 from collections.abc import Callable, Sequence
 
-from forebay.router.prefix.blocks import Change, Hash, Removed, Stored, Tier
+from forebay.router.prefix.blocks import Change, Hash, Stored, Tier
 from forebay.router.prefix.claims import Claims
 from forebay.router.prefix.hashes import numbered
-from forebay.router.prefix.held import After, Held
+from forebay.router.prefix.held import Held
 from forebay.router.prefix.keys import GRID
 from forebay.router.prefix.parking import Parking
 from forebay.router.prefix.records import AT, KEYED, MASK, PLACE, SUM, TIERS
 from forebay.router.prefix.sizes import Counts
 from forebay.router.prefix.sums import Plan, Sums, well_formed
 
-_HOLDS = KEYED | TIERS
 _OFF_GRID = GRID - 1 << AT
 
 Root = Callable[[str | None, str | None], int]  # LoRA and salt → the record of what precedes a prompt
@@ -45,42 +44,17 @@ class Holding:
         if len(self.held.blocks) > self._most:
             self.held.shed(self._most)
 
-    def _apply(self, events: Sequence[Change], plan: Plan) -> None:  # noqa: C901, PLR0912, PLR0915
-        # One loop with all that is usual in it: most events tell of one block, and a call costs as much as that.
+    def _apply(self, events: Sequence[Change], plan: Plan) -> None:  # noqa: C901, PLR0912
+        # With all that is usual in it: most events tell of one block, and a call costs as much as that.
         held, root = self.held, self._root
         waiting = self.parking.waiting if plan.only is None else {}  # who plans one alone heals
         blocks, follows, bit, cells, at = held.blocks, held.follows, held.claims.bit, plan.cells, 0
-        tier: Tier | None = None
+        before, after = 0, bit  # as in `Claims.claim`
         for event, start in zip(events, plan.starts, strict=True):
-            if event.tier is not tier:
-                tier = event.tier
-                table, rivals, again = held.claims.tables[tier], held.claims.rivals[tier], held.again[tier]
-                in_tier, usual = 1 << tier, 1 << tier | KEYED
             if type(event) is not Stored:
-                plain = not (held.inner or rivals)
-                broken: list[After] = []
-                for hash_ in event.hashes:
-                    if again and hash_ in again:
-                        held.once_less(hash_, tier)
-                        continue
-                    record = blocks.pop(hash_, 0)
-                    holds = record & _HOLDS
-                    if holds == usual and plain:
-                        end = record >> SUM
-                        if holders := table[end] ^ bit:
-                            table[end] = holders
-                        else:
-                            del table[end]
-                    elif holds == in_tier and plain:
-                        after = follows.pop(hash_, None)
-                        if after is not None and (isinstance(after, set) or after in blocks):
-                            broken.append(after)
-                    elif not held.lose(hash_, record, tier, broken) and not self.parking.owe(hash_, tier):
-                        self._counts.unknown += 1
-                if broken:
-                    held.forget_after(broken)
+                self._remove(event.hashes, event.tier)
                 continue
-            parent = event.parent
+            parent, tier = event.parent, event.tier
             record = root(event.lora, event.salt) if parent is None else blocks.get(parent, 0)
             if start is None or record & PLACE != start:  # not planned, or the parent was removed meanwhile
                 self._store_alone(event)
@@ -94,8 +68,9 @@ class Holding:
                     run = plan.run(event, at, record >> SUM)
                     ends = run.ends
                     at += len(event.tokens) // plan.cell
+                table = held.claims.tables[tier]
                 loose = None if record & KEYED else parent  # the block before, if it ends between two keys
-                mark, step, number = start | in_tier, event.block_size << AT, 0
+                mark, step, number = start | 1 << tier, event.block_size << AT, 0
                 for hash_ in event.hashes:
                     end = ends[number]
                     number += 1  # noqa: SIM113 - for one block, `enumerate` costs more than the rest of the loop
@@ -106,10 +81,13 @@ class Holding:
                         held.hold(hash_, known, tier)
                     elif record & KEYED:
                         holders = table.get(end, 0)
-                        if holders & bit:
+                        if holders is before:
+                            table[end] = after
+                        elif holders & bit:
                             held.claims.rival(end, tier)
                         else:
-                            table[end] = holders | bit if holders else bit  # one object while there is one holder
+                            before, after = holders, holders | bit
+                            table[end] = after
                     if loose is not None and follows.setdefault(loose, hash_) is not hash_:
                         held.rest(hash_, loose)
                     loose = None if known & KEYED else hash_
@@ -117,6 +95,11 @@ class Holding:
                     held.hold_inner(event, run)
             if waiting:
                 self._heal(event.hashes)
+
+    def _remove(self, hashes: list[Hash], tier: Tier) -> None:
+        for hash_ in self.held.remove(hashes, tier):
+            if not self.parking.owe(hash_, tier):
+                self._counts.unknown += 1
 
     def _store_alone(self, event: Stored) -> None:
         """Store what was not planned: orphans, other tiers, other sizes, media, lies."""
@@ -169,7 +152,7 @@ class Holding:
             if hash_ in self.parking and hash_ in self.held.blocks:
                 for event, removed in self.parking.take(hash_):
                     self._store_alone(event)
-                    self._apply([Removed(removed, event.tier)], Plan([None]))
+                    self._remove(removed, event.tier)
                     came += event.hashes
 
 

@@ -61,7 +61,7 @@ class Conversation(Protocol):
 
 
 class Prompter:
-    """`template` is None for a model without one. `probe` is a text that tells tokenizers apart. `today` says the date to templates that ask. Long work is done by
+    """`template` is None for a model without one, or whose engines do not use it. `probe` is a text that tells tokenizers apart. `today` says the date to templates that ask. Long work is done by
     `aside`, which must run it in another thread."""
 
     def __init__(
@@ -76,6 +76,7 @@ class Prompter:
     ) -> None:
         self.rung: Rung = ladder.rung
         self.reason = ladder.reason
+        self.templated = template is not None
         self.probe = ladder.probe
         self._ladder = ladder
         self._template = template
