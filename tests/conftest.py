@@ -4,12 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from sqlalchemy.ext.asyncio import AsyncEngine
 from valkey import Valkey
 
 from forebay.platform.stores import embedded
 from forebay.platform.stores.database import create_engine
 from tests.stores import Databases, state_directory
+
+settings.register_profile("untimed", deadline=None)  # other processes run beside the tests
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

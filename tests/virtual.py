@@ -72,12 +72,12 @@ class Table:
         self.end(placed)
         return placed.endpoint
 
-    def stores(self, endpoint: str, *pieces: tuple[str, int]) -> None:
+    def stores(self, endpoint: str, *pieces: tuple[str, int], block: int = BLOCK) -> None:
         """Its KV events say that it has computed a prompt."""
         ids = tokens(*pieces)
-        blocks = len(ids) // BLOCK
-        hashes = [int(h) for h in WEIGHTS.extend(1, 0, ids)[1][:blocks]]
-        event = Stored(list(hashes), None, ids[: blocks * BLOCK].tolist(), BLOCK, salt="a tenant's")
+        blocks = len(ids) // block
+        hashes = [int(h) for h in WEIGHTS.running(1, 0, ids)[block - 1 :: block]]
+        event = Stored(list(hashes), None, ids[: blocks * block].tolist(), block, salt="a tenant's")
         self.core.apply(POOL, endpoint, [event])
 
     def loads(self) -> dict[str, tuple[int, int, int]]:

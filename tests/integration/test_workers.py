@@ -134,7 +134,7 @@ def chat(**members: Any) -> dict[str, Any]:
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"{os.urandom(8).hex()} hello"}],
-        "max_tokens": 2000,
+        "max_tokens": 7000,
         **members,
     }
 

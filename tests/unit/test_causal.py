@@ -162,7 +162,10 @@ def test_nothing_is_claimed_behind_what_is_not_known() -> None:
 def test_values_are_kept_if_nothing_can_change_them() -> None:
     assert kept({"a": [1, ("b", None)]}) == {"a": [1, ("b", None)]}
     assert kept(list(range(2000))) is LARGE
-    assert [kept(value) for value in (iter([]), [iter([])], object(), causal.HIDDEN_TEXT)] == [OPAQUE] * 4
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    assert [kept(value) for value in (iter([]), [iter([])], cyclic, object())] == [OPAQUE] * 4
+    assert kept([{"content": causal.HIDDEN_TEXT}]) is LARGE
     assert kept(template("{{ x }}")._environment.undefined()) is UNSET
 
 

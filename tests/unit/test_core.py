@@ -50,6 +50,22 @@ def test_a_conversation_that_events_can_never_match_stays_with_its_context_all_t
     assert table.place(CHAT, ("more", 50), exact=False).cached >= 1_000 // 32 * 32
 
 
+@pytest.mark.parametrize(("block", "cached"), [(16, 992), (32, 992), (64, 960), (128, 896), (256, 768)])
+def test_of_a_block_that_is_cached_in_part_nothing_is_counted(block: int, cached: int) -> None:
+    table = Table("a", "b", following=Following.FOLLOWING)
+    table.stores("a", CHAT, ("and more", 1_000), block=block)
+    assert table.place(CHAT, ("something else", 100)).cached == cached
+
+
+def test_what_an_engine_without_events_had_forgotten_it_has_again_once_it_has_answered() -> None:
+    table = Table("a", "b")
+    assert table.serve(CHAT) == "a"
+    placed = table.place(CHAT, ("more", 50))
+    table.begin(placed)
+    table.end(placed, prompt_tokens=1_050, cached=0)
+    assert table.place(CHAT, ("more", 50), ("next", 50)).cached == 1_050 // 32 * 32
+
+
 def test_it_stays_beside_a_few_others_and_leaves_a_long_queue() -> None:
     table = Table("a", "b")
     assert table.serve(CHAT) == "a"

@@ -164,20 +164,22 @@ def test_the_engine_had_more_than_was_known() -> None:
     table.begin(placed)
     table.core.clear(POOL, placed.endpoint)
     table.end(placed, prompt_tokens=1_000, cached=640, output=5)
-    assert table.cached(CHAT) == {"a": 640}
+    assert table.cached(CHAT) == {"a": 992}  # it has computed the rest since
     counts = table.pool.counts
     assert (counts.prompt_tokens, counts.predicted, counts.observed) == (1_000, 0, 640)
     assert (counts.more, counts.less) == (1, 0)
 
 
-def test_the_engine_had_clearly_less_than_was_guessed() -> None:
-    table = Table("a", "b")
+@pytest.mark.parametrize(("following", "cached"), [(Following.NONE, 992), (Following.FOLLOWING, 512)])
+def test_the_engine_had_clearly_less_than_was_guessed(following: Following, cached: int) -> None:
+    """It has computed the rest since, of which events tell where there are any."""
+    table = Table("a", "b", following=following)
     assert table.serve(CHAT) == "a"
     placed = table.place(CHAT)
     assert placed.cached == 992
     table.begin(placed)
     table.end(placed, prompt_tokens=1_000, cached=512)
-    assert table.cached(CHAT) == {"a": 512}
+    assert table.cached(CHAT) == {"a": cached}
     assert table.pool.counts.less == 1
 
 

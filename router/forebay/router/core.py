@@ -108,7 +108,7 @@ class Core:
 
     def apply(self, pool: str, endpoint: str, events: Sequence[Event]) -> None:
         """KV events, in the order in which the endpoint sent them."""
-        self.pools[pool].index.apply(endpoint, events)
+        self.pools[pool].apply(endpoint, events)
 
     def clear(self, pool: str, endpoint: str) -> None:
         """What the endpoint holds is not known any more: it has restarted, or events were lost."""

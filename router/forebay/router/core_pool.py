@@ -8,8 +8,10 @@ from forebay.router.guesses import BLOCK, Guesses
 from forebay.router.health import Condition
 from forebay.router.loads import Booking, Load
 from forebay.router.placement import Option, weigh
+from forebay.router.prefix.blocks import Event, Stored
 from forebay.router.prefix.index import Index, Match
-from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.prefix.keys import GRID, Keys, Weights
+from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Rates, begin_like, blended
 from forebay.router.routing import Ask, EndpointState, Following, Outcome
 
@@ -83,7 +85,8 @@ class CorePool:
         options = []
         for name, member in self.members.items():
             if everyone or (member.condition.available and name not in ask.exclude):
-                options.append(weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now))
+                match = held.get(name, _NOTHING)
+                options.append(weigh(ask, member.load, member.rates, match, now))
         return options
 
     def book(self, booking: Booking, options: Sequence[Option], option: Option, now: float) -> None:
@@ -95,6 +98,13 @@ class CorePool:
         member.load.book(booking, now, member.rates.prefill_s)
         self.counts.placed(option, max(one.cached for one in options))
         self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
+
+    def apply(self, endpoint: str, events: Sequence[Event]) -> None:
+        """KV events, in the order in which the endpoint sent them."""
+        self.index.apply(endpoint, events)
+        stored = next((event for event in events if type(event) is Stored), None)
+        if stored is not None and 0 < stored.block_size <= LARGEST:
+            self.members[endpoint].load.block = max(GRID, stored.block_size)
 
     # -- what becomes of it
 

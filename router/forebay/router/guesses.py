@@ -46,6 +46,8 @@ class Guesses:
         if len(booking.keys) and (cached >= booking.cached + GRID or cached < booking.cached - BLOCK):
             until = now + (BRIDGE_S if followed else LASTING_S)
             self._index.observe(booking.endpoint, booking.keys, claimed=booking.cached, cached=cached, until=until)
+            if not followed:  # it has computed the rest since, and no event will say so
+                self._index.expect(booking.endpoint, booking.keys, 0, until)
 
     def _renewal(self, booking: Booking, now: float) -> int:
         """Where to begin. The first keys of a conversation must not end before its last ones, nor be pushed out by

@@ -7,7 +7,7 @@ by its age: an engine that is slow is not thereby free.
 import numpy as np
 from msgspec import Struct
 
-from forebay.router.prefix.keys import Keys
+from forebay.router.prefix.keys import GRID, Keys
 
 NO_KEYS: Keys = np.empty(0, np.uint64)
 LEAST_SHARE = 0.25  # of its weight that a queue keeps however long it has stood: work is not done because it is due
@@ -36,9 +36,11 @@ class Booking(Struct):
 
 
 class Load(Struct):
-    """Sums over the bookings of one endpoint. `turn`: the pool's number of placements when it was last chosen."""
+    """Sums over the bookings of one endpoint. `turn`: the pool's number of placements when it was last chosen.
+    `block`: tokens of a block of its engine's cache, where those are more than lie between two keys."""
 
     endpoint: str
+    block: int = GRID
     turn: int = 0
     in_flight: int = 0
     output: int = 0

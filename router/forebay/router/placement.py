@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from forebay.router.loads import Load
 from forebay.router.prefix.index import Match
-from forebay.router.prefix.keys import GRID
 from forebay.router.rates import Rates
 from forebay.router.routing import Ask
 
@@ -45,8 +44,8 @@ class Option(Struct):
 
 def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float) -> Option:
     """An endpoint by its load, its rates, and what it holds of the prompt."""
-    # An engine always computes the last token.
-    cached = min(held.tokens, (ask.tokens - 1) // GRID * GRID) if held.tokens else 0
+    # An engine uses whole blocks of its cache, and always computes the last token.
+    cached = min(held.tokens, ask.tokens - 1) // load.block * load.block if held.tokens else 0
     slow = max(0, cached - held.fast)
     prefill = max(1, ask.tokens - cached + (round(slow * SLOW_SHARE) if slow else 0))
     queued_s = load.queued(now, rates.prefill_s) * rates.prefill_s if load.prefill else 0.0

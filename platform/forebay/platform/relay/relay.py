@@ -1,5 +1,6 @@
 """A request's way through its attempts: placed, dispatched, and moved elsewhere while the tenant has seen nothing."""
 
+import asyncio
 import logging
 
 from forebay.metering import Spool
@@ -10,6 +11,7 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange, TryElsewhere
 from forebay.platform.relay.metrics import FAILOVERS
+from forebay.platform.relay.suspects import Suspects
 from forebay.platform.tenancy.principal import Scope
 from forebay.router import Outcome, Placed, Router, RouterUnavailable
 
@@ -24,6 +26,7 @@ class Relay:
         self._spool = spool
         self._timeouts = timeouts
         self._checkpoint_every = checkpoint_every
+        self._suspects = Suspects()
 
     async def run(self, call: Call, client: Client) -> None:
         """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client."""
@@ -33,7 +36,7 @@ class Relay:
         suspects: list[tuple[str, str]] = []
         while len(tried) < MAX_ATTEMPTS and not client.left:
             try:
-                placed = await router.place(call.ask(tried))
+                placed = await self._place(call, tried)
             except RouterUnavailable as error:
                 log.warning("request %s is not placed: %s", call.request_id, error)
                 failure = failure or upstream_errors.no_router()
@@ -49,12 +52,24 @@ class Relay:
                 failure = retry.error
                 if retry.suspicion:
                     suspects.append((placed.endpoint, retry.suspicion))
+                    self._suspects.add(pool, placed.endpoint, _now())
             else:
-                for suspect, reason in suspects if not client.left else ():
-                    router.failed(pool, suspect, reason)
+                if not client.left:
+                    self._suspects.clear(pool, placed.endpoint)
+                    for suspect, reason in suspects:
+                        router.failed(pool, suspect, reason)
                 return
         if not client.left:
             raise failure or upstream_errors.no_endpoint(call.asked)
+
+    async def _place(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
+        """Where it was not tried; a retry keeps away from suspects as long as there is anybody else."""
+        suspects = self._suspects.of(call.pool.name, _now()) if tried else ()
+        avoided = tuple(dict.fromkeys((*tried, *suspects)))
+        placed = await self._router.place(call.ask(avoided))
+        if placed is None and len(avoided) > len(tried):
+            placed = await self._router.place(call.ask(tried))
+        return placed
 
     async def _attempt(self, call: Call, client: Client, placed: Placed, number: int) -> None:
         """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
@@ -79,3 +94,7 @@ class Relay:
             self._router.ended(placed.booking, Outcome())
             raise
         await exchange.run()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

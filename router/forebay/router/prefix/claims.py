@@ -19,6 +19,8 @@ Table = dict[int, int]
 class Claims:
     """What one holder claims, under one bit of the tables. Blocks that claim the same key are counted."""
 
+    __slots__ = ("bit", "rivals", "tables")
+
     def __init__(self, tables: Sequence[Table], bit: int) -> None:
         self.tables = tables  # by tier
         self.bit = bit

@@ -26,6 +26,8 @@ class Holding:
     """One holder under one bit of the claims. It is given up whole when the holder is cleared; its bit may be another's
     when `held.sweep` has taken back every claim."""
 
+    __slots__ = ("_counts", "_most", "_root", "_sums", "held", "parking")
+
     def __init__(self, claims: Claims, counts: Counts, sums: Sums, root: Root, most: int) -> None:
         self.held = Held(claims, counts)
         self.parking = Parking(counts)
@@ -52,7 +54,8 @@ class Holding:
         before, after = 0, bit  # as in `Claims.claim`
         for event, start in zip(events, plan.starts, strict=True):
             if type(event) is not Stored:
-                self._remove(event.hashes, event.tier)
+                if absent := held.remove(event.hashes, event.tier):
+                    self._owe(absent, event.tier)
                 continue
             parent, tier = event.parent, event.tier
             record = root(event.lora, event.salt) if parent is None else blocks.get(parent, 0)
@@ -96,8 +99,9 @@ class Holding:
             if waiting:
                 self._heal(event.hashes)
 
-    def _remove(self, hashes: list[Hash], tier: Tier) -> None:
-        for hash_ in self.held.remove(hashes, tier):
+    def _owe(self, absent: list[Hash], tier: Tier) -> None:
+        """Blocks were removed that are not there: they may be parked."""
+        for hash_ in absent:
             if not self.parking.owe(hash_, tier):
                 self._counts.unknown += 1
 
@@ -152,7 +156,7 @@ class Holding:
             if hash_ in self.parking and hash_ in self.held.blocks:
                 for event, removed in self.parking.take(hash_):
                     self._store_alone(event)
-                    self._remove(removed, event.tier)
+                    self._owe(self.held.remove(removed, event.tier), event.tier)
                     came += event.hashes
 
 

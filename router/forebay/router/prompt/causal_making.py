@@ -49,8 +49,9 @@ def base_of(made: Made, messages: Messages) -> Base:
     )
 
 
-def extended(mark: Mark, messages: Messages) -> Base:
-    """The base of what goes on from `mark` with other messages than followed there, perhaps."""
+def extended(mark: Mark, messages: Messages, opening: Opening | None) -> Base:
+    """The base of what goes on from `mark`, perhaps with other messages than followed there. `opening`: what it found
+    where that ran again; variables that had not been used by the mark may have other values."""
     base = mark.base
     early = any(index >= mark.start for index in base.head)
     if not base.rerun and not early:
@@ -59,6 +60,8 @@ def extended(mark: Mark, messages: Messages) -> Base:
     if early:
         for index, message in enumerate(_sure(messages)[: max(base.head) + 1 - mark.start], mark.start):
             head[index] = message if base.rerun else skeleton(message)
+    if opening is not None and opening.closed:
+        base = structs.replace(base, values=opening.values, spaces=opening.spaces)
     history = base.history[: mark.start]
     if base.rerun:
         history += map(skeleton, _sure(messages))

@@ -5,7 +5,7 @@ from typing import Any
 from jinja2.runtime import Undefined
 from msgspec import Struct
 
-from forebay.router.prompt.causal import Message, View
+from forebay.router.prompt.causal import Hidden, Message, View
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 MOST_PARTS = 1024  # of a variable's value that is kept
@@ -110,8 +110,22 @@ def kept(value: Any, most: int = MOST_PARTS) -> Any:
         return From(value._start)  # noqa: SLF001
     if isinstance(value, Undefined):
         return UNSET
-    left = _parts(value, _MOST_SEEN)
-    return OPAQUE if left < 0 else value if _MOST_SEEN - left <= most else LARGE
+    seen, parts, hidden = 0, [value], False
+    while parts:
+        part = parts.pop()
+        kind = type(part)
+        seen += 1
+        if kind is dict:
+            parts.extend(part.values())
+        elif kind in (list, tuple):
+            parts.extend(part)
+        elif kind is Hidden:
+            hidden = True
+        elif kind not in _ATOMS:
+            return OPAQUE
+        if seen > _MOST_SEEN:
+            return OPAQUE
+    return LARGE if hidden or seen > most else value
 
 
 def kept_all(values: dict[str, Any]) -> dict[str, Any] | None:
@@ -134,25 +148,6 @@ def same(one: Any, other: Any) -> bool:
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
-
-
-def _parts(value: Any, left: int) -> int:
-    """`left` less the number of parts of `value`; negative if there are too many, or one that cannot be kept."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return left - 1
-    if kind is dict:
-        items = list(value.values())
-    elif kind in (list, tuple):
-        items = value
-    else:
-        return -1
-    left -= 1
-    for item in items:
-        if left < 0:
-            break
-        left = _parts(item, left)
-    return left
 
 
 def size_of(value: Any) -> int:

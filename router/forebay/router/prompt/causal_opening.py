@@ -44,21 +44,23 @@ def opening(values: Mapping[str, Any], plan: Plan, given: Mapping[str, Any], *, 
     return Opening(parts, spaces, rerun, closed)
 
 
-def check(values: Mapping[str, Any], text: str, mark: Mark, plan: Plan, given: Mapping[str, Any]) -> None:
+def check(found: Opening | None, text: str, mark: Mark, plan: Plan) -> None:
     """Raises `NeedWhole` unless all that the text up to the mark depends on is the same as it was."""
     base = mark.base
     if base.opening is None:
         return
-    if mark.messages < base.needed or text != base.opening:
+    if found is None or mark.messages < base.needed or text != base.opening:
+        raise NeedWhole
+    if found.values.keys() != base.values.keys():
         raise NeedWhole
     for name, old in base.values.items():
-        _compare(name, old, _kept(values[name], given), mark, plan)
+        _compare(name, old, found.values[name], mark, plan)
     for name, olds in base.spaces.items():
-        inside = contents(values[name]) if type(values[name]) is Namespace else {}
+        inside = found.spaces[name]
         if inside.keys() != olds.keys():
             raise NeedWhole
         for key, old in olds.items():
-            _compare(f"{name}.{key}", old, kept(inside[key]), mark, plan)
+            _compare(f"{name}.{key}", old, inside[key], mark, plan)
 
 
 def put_back(values: Mapping[str, Any], mark: Mark) -> None:

@@ -115,7 +115,9 @@ class Run:
             if closed:
                 self.messages.needed = 0
         else:
-            check(values, "".join(self.pieces), self._mark, self._plan, self._given)
+            closed = self._mark.base.opening is not None
+            self._opening = opening(values, self._plan, self._given, closed=closed)
+            check(self._opening, "".join(self.pieces), self._mark, self._plan)
             put_back(values, self._mark)
             self.opened = len(self.pieces)
             self._state = State(self._mark.state.spaces, self._mark.state.uses, state.dates)
@@ -184,7 +186,7 @@ class Run:
         """Where another rendering may go on that has the first `most` messages in common."""
         mark, messages = self._mark, self.messages
         if mark is not None:
-            base, offset = extended(mark, messages), mark.length
+            base, offset = extended(mark, messages, self._opening), mark.length
         elif self._opening is None or not self._bounds:
             return ()
         else:

@@ -61,8 +61,9 @@ class Conversation(Protocol):
 
 
 class Prompter:
-    """`template` is None for a model without one, or whose engines do not use it. `probe` is a text that tells tokenizers apart. `today` says the date to templates that ask. Long work is done by
-    `aside`, which must run it in another thread."""
+    """`template` is None for a model without one, or whose engines do not use it. `probe` is a text that tells
+    tokenizers apart. `today` says the date to templates that ask. Long work is done by `aside`, which must run it in
+    another thread."""
 
     def __init__(
         self,
