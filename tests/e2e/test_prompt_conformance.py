@@ -92,7 +92,7 @@ class Reader:
 
     async def read(self, members: dict[str, Any], checkpoint: Any = None) -> Read:
         self._members, self.checkpoint = members, checkpoint
-        read = await self.prompter.chat("p", self, 1 << 20, asyncio.to_thread)
+        read = await self.prompter.chat("p", self, 1 << 20, lambda work, _: asyncio.to_thread(work))
         assert read is not None
         return read
 
@@ -131,5 +131,5 @@ async def test_turn_by_turn_a_chat_keeps_the_engines_tokens(vllm_engine: Engine,
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", ODD, *HOSTILE, " leading", "x" * 3000, "a\n\n\nb"])
 async def test_a_completion_has_the_engines_tokens(prompt: str, vllm_engine: Engine, engine_state: Paths) -> None:
-    read = await Reader(engine_state).prompter.text("p", prompt, 1 << 20, asyncio.to_thread)
+    read = await Reader(engine_state).prompter.text("p", prompt, 1 << 20, lambda work, _: asyncio.to_thread(work))
     assert same(read, await engines_tokens(vllm_engine, {"prompt": prompt}))

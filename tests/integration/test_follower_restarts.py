@@ -51,6 +51,20 @@ async def test_an_engine_that_restarts_and_has_overtaken(engine: EngineDouble, b
     assert held.clears == 1
 
 
+async def test_another_rank_that_comes_to_the_address_is_followed() -> None:
+    """Where nobody says which rank an endpoint is, it is the one that publishes there now."""
+    async with EngineDouble(**SMALL) as engine:
+        held, traffic = Held(), Traffic()
+        async with running(follower(engine, held)):
+            traffic.steps(engine, 10)
+            await settled(held, engine)
+            engine.events._rank = 3  # type: ignore[union-attr]
+            await engine.restart()
+            traffic.steps(engine, 5)
+            await settled(held, engine)
+            assert held.blocks
+
+
 async def test_an_engine_without_a_replay_that_goes_is_forgotten_at_once() -> None:
     async with EngineDouble(**{**SMALL, "kv_replay": None}) as engine:
         held, traffic = Held(), Traffic()

@@ -23,7 +23,7 @@ from tests.processes import Door, front_door
 from tests.stores import state_directory
 
 MODEL = "smollm2-135m-instruct"
-SLOW = Settings(token_seconds=0.02, answer_tokens=None)
+SLOW = Settings(token_seconds=0.2, answer_tokens=None)
 OpenDoor = Callable[..., AbstractAsyncContextManager[Door]]
 
 
@@ -110,9 +110,9 @@ class Tenant:
 
     async def on_both_workers(self, **body: Any) -> None:
         """Streams until each worker has some."""
-        for _ in range(60):
-            await self.stream(**body)
-            if len(self.identifiers) >= 4 and all((await self.in_flight()).values()):
+        for _ in range(10):
+            await asyncio.gather(*(self.stream(**body) for _ in range(4)))
+            if all((await self.in_flight()).values()):
                 return
         raise AssertionError(f"one worker took everything: {await self.in_flight()}")
 
@@ -239,7 +239,7 @@ async def test_sigterm_lets_streams_of_both_workers_finish_and_takes_no_new_ones
     open_door: OpenDoor, database: str
 ) -> None:
     async with EngineDouble(SLOW) as engine, open_door(engine, drainTimeout=20.0) as door, Tenant(door) as tenant:
-        await tenant.on_both_workers(max_tokens=150)
+        await tenant.on_both_workers(max_tokens=20)
         door.process.send_signal(signal.SIGTERM)
         await eventually(lambda: _is(lambda: _code(tenant), "shutting_down"))
         assert (await tenant.get("/ready")).status_code == 503

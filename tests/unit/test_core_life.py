@@ -60,6 +60,25 @@ def test_what_was_learnt_after_a_restart_survives_late_news_of_the_death() -> No
     assert table.cached(CHAT) == {"a": 992}
 
 
+def test_a_refusal_while_events_go_on_costs_no_context_and_one_after_which_they_end_does() -> None:
+    """A proxy or a service without ready pods refuses for an engine that is well."""
+    table = Table("a", following=FOLLOWED)
+    table.stores("a", CHAT)
+    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.probed(POOL, "a", Card())
+    assert table.cached(CHAT) == {"a": 992}
+    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.follows(POOL, "a", Following.AWAY)
+    assert table.cached(CHAT) == {}
+
+
+def test_a_broken_connection_to_an_engine_that_answers_costs_no_context() -> None:
+    table = Table("a", following=FOLLOWED)
+    table.stores("a", CHAT)
+    table.core.follows(POOL, "a", Following.AWAY)
+    assert table.cached(CHAT) == {"a": 992}
+
+
 def test_a_restart_clears() -> None:
     table = Table("a", "b", following=FOLLOWED)
     table.stores("a", CHAT)

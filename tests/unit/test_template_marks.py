@@ -83,3 +83,28 @@ def test_a_template_that_looks_ahead_everywhere_has_no_marks_but_is_rendered() -
     rendered = COMPILED["acausal"].render(Chat(talk(5)), NOW)
     assert not rendered.marks
     assert rendered.text.startswith("usermessage 0")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # looks at the second message from far on, and at all of them before it begins
+        "{% for m in messages %}{{ m.content }}{{ messages[1].content if loop.index0 > 5 }}{% endfor %}",
+        """{% set ns = namespace(users='') %}
+        {%- for m in messages if m.role == 'user' %}{% set ns.users = ns.users ~ m.role ~ loop.index %}{% endfor %}
+        {%- for m in messages %}{{ m.content }}{% if loop.index0 > 5 %}{{ ns.users }}{% endif %}{% endfor %}""",
+    ],
+)
+def test_what_is_kept_of_a_fork_is_its_own(source: str) -> None:
+    compiled = template(source)
+    first = [{"role": "user", "content": str(at)} for at in range(10)]
+    fork = [first[0], *({"role": "assistant", "content": chr(97 + at)} for at in range(9))]
+    mark = next(mark for mark in compiled.render(Chat(first), NOW).marks if mark.start == 1)
+    begun = compiled.resume(mark, Chat(fork[1:4]), NOW)
+    assert begun is not None
+    assert [mark.start for mark in begun.marks] == [2, 3, 4]
+    text = compiled.render(Chat(fork[:4]), NOW).text
+    for later in begun.marks:
+        resumed = compiled.resume(later, Chat(fork[later.start :]), NOW)
+        assert resumed is not None
+        assert text[: later.length] + resumed.text == compiled.render(Chat(fork), NOW).text

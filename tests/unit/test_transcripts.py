@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from forebay.platform.api.requests import ChatSource, Inference, decode
-from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_since, nearest
+from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_from, nearest, offset
 from forebay.router import Checkpoint, Memory
 
 TEXTS = st.text("ab\"\\[],{é\n", max_size=6)
@@ -55,7 +55,7 @@ def test_whatever_was_read_before_a_body_means_what_it_says(
                 count = known.prior.messages
                 assert source.messages == messages[count:end]
                 for start in range(count + 1):
-                    assert messages_since(known, start) == messages[start:count]
+                    assert messages_from(known, offset(known, start)) == messages[start:count]
                 point = nearest(known, source.rendered)
                 if point is not None:
                     conversation = cast("Point", point).conversation

@@ -115,7 +115,7 @@ class Core:
         self.pools[pool].clear(endpoint)
 
     def follows(self, pool: str, endpoint: str, following: Following) -> None:
-        self.pools[pool].members[endpoint].following = following
+        self.pools[pool].follows(endpoint, following)
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self.pools[pool].states() if pool in self.pools else {}

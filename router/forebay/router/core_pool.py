@@ -161,17 +161,25 @@ class CorePool:
     # -- what is heard of endpoints
 
     def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
-        """A process that refuses connections is gone, and its cache with it. One that is silent may still have both."""
+        """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, and
+        so has one whose events go on: something before it refused."""
         member = self.members.get(endpoint)
         if member is None:
             return
         member.condition.failed(reason, at_once=at_once)
         if at_once and not member.gone:
             member.gone = True
-            self.index.clear(endpoint)
+            if not member.followed:
+                self.index.clear(endpoint)
 
     def up(self, endpoint: str) -> None:
         self.members[endpoint].gone = False
+
+    def follows(self, endpoint: str, following: Following) -> None:
+        member = self.members[endpoint]
+        member.following = following
+        if member.gone and following is Following.AWAY:
+            self.index.clear(endpoint)
 
     def clear(self, endpoint: str) -> None:
         """One whose events cannot be read is as one without: each such event says so again, and the guesses stay."""

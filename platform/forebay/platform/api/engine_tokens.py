@@ -32,6 +32,8 @@ class EngineTokens:
         self._turns = itertools.count()
 
     async def chat(self, pool: Pool, source: ChatSource, body: bytes) -> list[int] | None:
+        if len(body) > LARGEST:  # before anything of it is copied
+            return None
         layout = source.layout
         members: dict[str, Any] = {name: source.members[name] for name in _WITH_CHAT if name in source.members}
         kwargs = dict(source.members.get("chat_template_kwargs", {}))
@@ -43,7 +45,7 @@ class EngineTokens:
         return await self._ask(pool, members)
 
     async def text(self, pool: Pool, prompt: str) -> list[int] | None:
-        return await self._ask(pool, {"prompt": prompt})
+        return None if len(prompt) > LARGEST else await self._ask(pool, {"prompt": prompt})
 
     def can_ask(self, pool: Pool) -> bool:
         """Whether some engine of the pool tokenizes for others at all."""

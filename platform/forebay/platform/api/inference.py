@@ -13,6 +13,7 @@ from litestar.handlers import ASGIRouteHandler
 from forebay.metering import Spool
 from forebay.platform.api.bounds import Gate, Held, Memory, Turns
 from forebay.platform.api.explaining import explanation
+from forebay.platform.api.layout import Prior
 from forebay.platform.api.prompts import Prompts, Unread
 from forebay.platform.api.requests import Inference, Source, decode
 from forebay.platform.api.transcripts import Known
@@ -34,6 +35,7 @@ _Act = Callable[[Call, Client], Awaitable[None]]
 _ROUTES = {"chat/completions": "chat.completions", "completions": "completions", "embeddings": "embeddings"}
 STALLED_S = 60.0  # seconds a tenant may leave its socket full
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
+HUGE_BYTES = 1 << 22  # a body that takes milliseconds to copy
 
 
 class Inferences:
@@ -169,7 +171,7 @@ class Inferences:
 
     async def _decode(self, api: str, body: bytes, known: Known | None, project: str) -> tuple[Inference, Source]:
         prior = known.prior if known else None
-        if _is_light(body, prior.end - prior.head if prior else 0):
+        if _is_light(body, prior):
             return decode(api, body, prior)
         async with self._decoding.take(project):
             return await asyncio.to_thread(decode, api, body, prior)
@@ -179,12 +181,12 @@ def new_request_id() -> str:
     return "req_" + os.urandom(16).hex()
 
 
-def _is_light(body: bytes, known: int) -> bool:
+def _is_light(body: bytes, prior: Prior | None) -> bool:
     """Whether the rest takes less than half a millisecond; what is known is cut out of it before it is parsed."""
-    if len(body) - known > LIGHT_BYTES:
+    head, end = (prior.head, prior.end) if prior else (0, 0)
+    if len(body) > HUGE_BYTES or head + len(body) - end > LIGHT_BYTES:
         return False
-    start = known if known else 0
-    return body.count(b"[", start) + body.count(b"{", start) <= LIGHT_NESTED
+    return sum(body.count(opens, 0, head) + body.count(opens, end) for opens in (b"[", b"{")) <= LIGHT_NESTED
 
 
 def _check_head(method: str, headers: dict[bytes, bytes]) -> None:

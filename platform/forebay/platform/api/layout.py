@@ -14,7 +14,8 @@ from msgspec import Raw, Struct
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _GAP = re.compile(rb"[ \t\r\n,]*")
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
-_NEXT = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*(?![ \t\r\n\]])")
+_NEXT = re.compile(rb"[ \t\r\n]{0,256}+,[ \t\r\n]{0,256}+(?![ \t\r\n\]])")  # not megabytes of white space
+_BRACKETS = (b"\\u005b", b"\\u005B", b"\\u007b", b"\\u007B")
 _elements = msgspec.json.Decoder(list[Raw])
 
 
@@ -70,7 +71,17 @@ def layout(text: bytes, members: Mapping[str, Raw], body: bytes, prior: Prior | 
 
 
 def turn(text: bytes) -> Turn:
-    return Turn(text, text.count(b","), text.count(b"[") + text.count(b"{"))
+    return Turn(text, *weigh(text))
+
+
+def weigh(text: bytes) -> tuple[int, int]:
+    """The commas of a JSON text, and its brackets that open. Those written with escapes count as well: the arguments
+    of a tool call are JSON within a string."""
+    commas, nested = text.count(b","), text.count(b"[") + text.count(b"{")
+    if b"\\u00" in text:
+        commas += text.count(b"\\u002c") + text.count(b"\\u002C")
+        nested += sum(text.count(code) for code in _BRACKETS)
+    return commas, nested
 
 
 def _find(text: bytes, members: Mapping[str, Raw], wanted: str) -> int | None:

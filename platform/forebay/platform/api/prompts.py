@@ -13,7 +13,7 @@ from forebay.platform.api import prompt_metrics as metrics
 from forebay.platform.api.bounds import Turns
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.requests import ChatSource, Inference, Source, TextSource
-from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_since, nearest
+from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_from, nearest, offset
 from forebay.platform.catalogue import Entry
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.readers import Readers
@@ -38,6 +38,8 @@ from forebay.router import (
 
 log = logging.getLogger(__name__)
 LONGEST = (1 << 23) - 1  # tokens, where neither the model nor its engines name a length
+GUESSED = 1 << 18  # bytes that are guessed about aside: more than a millisecond
+LONG = 1 << 17  # characters that may take seconds; shorter work does not wait for those
 _PARAMS = {"chat.completions": "messages", "completions": "prompt"}
 
 
@@ -73,7 +75,8 @@ class Prompts:
         self._transcripts = Transcripts(memory)
         self._router = router
         self._engines = engines
-        self._aside = Turns(os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        self._aside, self._aside_long = Turns(cores), Turns(max(1, cores // 2))
         metrics.watch(memory)
 
     def report(self) -> dict[str, dict[str, str]]:
@@ -113,7 +116,8 @@ class Prompts:
         reader = None if model in self._disputed else self._readers.get(model)
         if isinstance(source, ChatSource):
             return await self._chat(unread, source, reader, limit)
-        reads = [await self._text(unread, prompt, reader, limit) for prompt in source.prompts]
+        share = len(source.prompts)
+        reads = [await self._text(unread, prompt, reader, limit, share) for prompt in source.prompts]
         rung, longest = max(reads, key=lambda one: one[1].tokens)
         tokens = sum(read.tokens for _, read in reads)  # of all prompts, but the keys of the longest
         exact = all(read.exact for _, read in reads)
@@ -127,7 +131,7 @@ class Prompts:
         asks = reader is None or reader.templated
         if asks and (ids := await self._engines.chat(unread.entry.pool, source, unread.body)) is not None:
             return Rung.ENGINE, ids_read(self._weights, ids, limit)
-        return Rung.BYTES, byte_read(self._weights, _bytes_of(source, unread.body))
+        return Rung.BYTES, await self._guessed(unread, lambda: _bytes_of(source, unread.body))
 
     async def _remembered(
         self, unread: Unread, source: ChatSource, reader: Prompter, limit: int
@@ -145,22 +149,30 @@ class Prompts:
         return read
 
     async def _text(
-        self, unread: Unread, prompt: str | list[int], reader: Prompter | None, limit: int
+        self, unread: Unread, prompt: str | list[int], reader: Prompter | None, limit: int, share: int
     ) -> tuple[Rung, Read]:
         if not isinstance(prompt, str):
             return reader.rung if reader else Rung.WHOLE, ids_read(self._weights, prompt, limit)
         if reader is not None:
             try:
-                return reader.rung, await reader.text(unread.project, prompt, limit, self._runner(unread.project))
+                aside = self._runner(unread.project)
+                return reader.rung, await reader.text(unread.project, prompt, limit, aside, share=share)
             except TokenizerError as error:
                 _unread(unread, error)
         elif (ids := await self._engines.text(unread.entry.pool, prompt)) is not None:
             return Rung.ENGINE, ids_read(self._weights, ids, limit)
-        return Rung.BYTES, byte_read(self._weights, prompt.encode("utf-8", "surrogatepass"))
+        return Rung.BYTES, await self._guessed(unread, lambda: prompt.encode("utf-8", "surrogatepass"))
 
-    def _runner(self, project: str) -> Callable[[Callable[[], Any]], Any]:
-        async def aside(work: Callable[[], Any]) -> Any:
-            async with self._aside.take(project):
+    async def _guessed(self, unread: Unread, data: Callable[[], bytes]) -> Read:
+        if len(unread.body) <= GUESSED:
+            return byte_read(self._weights, data())
+        read: Read = await self._runner(unread.project)(lambda: byte_read(self._weights, data()), len(unread.body))
+        return read
+
+    def _runner(self, project: str) -> Callable[[Callable[[], Any], int], Any]:
+        async def aside(work: Callable[[], Any], size: int) -> Any:
+            turns = self._aside if size <= LONG else self._aside_long
+            async with turns.take(project):
                 return await asyncio.to_thread(work)
 
         return aside
@@ -172,16 +184,24 @@ class Prompts:
 
 
 class _Conversation:
+    """Made by the thread of the memory, whatever becomes of what was known there; any may ask for messages."""
+
     def __init__(self, unread: Unread, source: ChatSource) -> None:
         self._known = unread.known
         self._source = source
         self.rendered = unread.entry.model.name.encode() + source.rendered
         self.checkpoint: Checkpoint | None = None if self._known is None else nearest(self._known, self.rendered)
-        turns = source.layout.turns if source.layout else ()
-        self.size = sum(len(turn.text) for turn in turns) if turns else len(unread.body)
+        self.size = len(unread.body)
+        self._offset = 0  # in the body, of the messages behind the checkpoint
+        if self._known is not None and self.checkpoint is not None:
+            self._offset = offset(self._known, self.checkpoint.mark.start)
+            turns = source.layout.turns if source.layout else ()
+            self.size = self._known.prior.end - self._offset + sum(len(turn.text) for turn in turns)
 
     def since(self, message: int) -> Chat:
-        earlier = [] if self._known is None else messages_since(self._known, message)
+        earlier = []
+        if self._known is not None:
+            earlier = messages_from(self._known, self._offset if message else self._known.prior.head)
         new = self._source.messages
         if self._known is not None:
             new = new[max(0, message - self._known.prior.messages) :]

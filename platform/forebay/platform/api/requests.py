@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from forebay.platform.api import content, fields
-from forebay.platform.api.layout import Layout, Prior, layout, without
+from forebay.platform.api.layout import Layout, Prior, layout, weigh, without
 from forebay.platform.api.wording import explain, json_type
 from forebay.platform.errors import ApiError, invalid
 
@@ -186,7 +186,8 @@ def _bound(text: bytes, prior: Prior | None) -> None:
     commas, nested = (prior.commas, prior.nested) if prior else (0, 0)
     if len(text) + commas + nested < MAX_NESTED:
         return
-    if text.count(b",") + commas > MAX_VALUES or text.count(b"[") + text.count(b"{") + nested > MAX_NESTED:
+    more_commas, more_nested = weigh(text)
+    if more_commas + commas > MAX_VALUES or more_nested + nested > MAX_NESTED:
         raise invalid(
             f"The body may hold more than {MAX_VALUES} values, or {MAX_NESTED} arrays and objects (by its commas and "
             "brackets).",

@@ -15,7 +15,7 @@ _CHECKPOINTS = 4  # at one message; a conversation under more templates or tools
 _BYTES = 200  # of a `Told`, about
 
 
-class Told(Struct, frozen=True):
+class Told(Struct, frozen=True, gc=False):
     """What is known where a message ends: the length of the body's beginning up to its messages, how much came since,
     and where reading may go on, by what else the template saw. At the end of that beginning, `messages` is 0."""
 
@@ -34,10 +34,12 @@ TellingNode = Node[bytes, Told]
 
 
 class Known(Struct, frozen=True):
-    """The part of a body that was read before: the node where its last message ends, and what parsing must know."""
+    """The part of a body that was read before: the node where its last message ends, which may be given up meanwhile,
+    and what parsing must know."""
 
     node: TellingNode
     prior: Prior
+    body: bytes
 
 
 class Marks(Struct, frozen=True):
@@ -58,7 +60,7 @@ class Transcripts:
         while found is not None and (told := found.value) is not None and told.messages:
             prior = Prior(told.head, end, told.messages, told.commas, told.nested)
             if without(body, prior) is not None:
-                return Known(found, prior)
+                return Known(found, prior, body)
             found, piece = _before(found)  # the same conversation again: its last message is read once more
             end -= len(piece)
         return None
@@ -68,7 +70,9 @@ class Transcripts:
         layout = source.layout
         if layout is None:
             return
-        if known is not None and known.node.value is not None:
+        if known is not None:
+            if known.node.value is None:  # given up meanwhile; the layout begins behind what was known
+                return
             start, told = known.node, known.node.value
         else:
             told = Told(layout.start + 1)
@@ -93,7 +97,7 @@ class Transcripts:
 
 
 def nearest(known: Known, rendered: bytes) -> Checkpoint | None:
-    """The last checkpoint at or before what is known."""
+    """The last checkpoint at or before what is known; None where that was given up meanwhile."""
     node: TellingNode | None = known.node
     while node is not None and node.value is not None:
         checkpoint = node.value.checkpoints.get(rendered)
@@ -103,14 +107,22 @@ def nearest(known: Known, rendered: bytes) -> Checkpoint | None:
     return None
 
 
-def messages_since(known: Known, number: int) -> list[dict[str, Any]]:
-    """The messages known, from that number on, as their bytes say; they were checked when they were new."""
+def offset(known: Known, number: int) -> int:
+    """Where in the body so many of the messages known end."""
+    if number == 0:
+        return known.prior.head
     node: TellingNode | None = known.node
-    pieces: list[bytes] = []
+    at = known.prior.end
     while node is not None and node.value is not None and node.value.messages > number:
         node, piece = _before(node)
-        pieces.append(piece)
-    text = b"".join(reversed(pieces)).lstrip(b" \t\r\n,")
+        at -= len(piece)
+    return at
+
+
+def messages_from(known: Known, start: int) -> list[dict[str, Any]]:
+    """The messages known, from that `offset` on, as their bytes say; they were checked when they were new. Looks at
+    the body only, so any thread may ask, whatever has become of the memory."""
+    text = known.body[start : known.prior.end].lstrip(b" \t\r\n,")
     found: list[dict[str, Any]] = jiter.from_json(b"[" + text + b"]", cache_mode="keys")
     return found
 

@@ -63,12 +63,15 @@ class Relay:
             raise failure or upstream_errors.no_endpoint(call.asked)
 
     async def _place(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
-        """Where it was not tried; a retry keeps away from suspects as long as there is anybody else."""
-        suspects = self._suspects.of(call.pool.name, _now()) if tried else ()
+        """Where it was not tried, and away from suspects as long as there is anybody else."""
+        pool = call.pool.name
+        suspects = self._suspects.of(pool, _now(), again=bool(tried))
         avoided = tuple(dict.fromkeys((*tried, *suspects)))
         placed = await self._router.place(call.ask(avoided))
         if placed is None and len(avoided) > len(tried):
             placed = await self._router.place(call.ask(tried))
+        if placed is not None:
+            self._suspects.asked(pool, placed.endpoint, _now())
         return placed
 
     async def _attempt(self, call: Call, client: Client, placed: Placed, number: int) -> None:
@@ -93,7 +96,12 @@ class Relay:
         except BaseException:
             self._router.ended(placed.booking, Outcome())
             raise
-        await exchange.run()
+        try:
+            await exchange.run()
+        except ApiError as error:
+            if error.code == upstream_errors.TIMEOUT:
+                self._suspects.add(call.pool.name, placed.endpoint, _now(), silent=True)
+            raise
 
 
 def _now() -> float:

@@ -15,6 +15,7 @@ from forebay.router import UpstreamError
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
+TIMEOUT = "engine_timeout"
 _PROMPT = {"chat.completions": "messages", "completions": "prompt", "embeddings": "input"}
 _CONTEXT = re.compile(
     r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I
@@ -46,7 +47,7 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
 def for_exception(error: UpstreamError) -> ApiError:
     """The exchange itself failed."""
     if error.kind == "timeout":
-        return ApiError(504, "engine_timeout", "The engine did not answer in time.", type="server_error")
+        return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error")
     return broken()
 
 

@@ -62,7 +62,7 @@ class Follower:
         self._address = address
         self._replay = replay
         self._sink = sink
-        self._rank = rank
+        self._rank = self._own_rank = rank
         self._context = context
         self._turns = turns or asyncio.Lock()
         self._decoder = Decoder(rank or 0)
@@ -146,11 +146,11 @@ class Follower:
 
     async def _work(self, link: Link) -> None:
         """All there is to do, in slices, between which others have their turn."""
-        while True:
+        more = True
+        while more:
             async with self._turns:
-                if not self._slice(link, time.monotonic() + SLICE_S):
-                    return
-            await asyncio.sleep(0)
+                more = self._slice(link, time.monotonic() + SLICE_S)
+                await asyncio.sleep(0)  # with the turn still taken, or each follower would work before others are let in
 
     def _slice(self, link: Link, end: float) -> bool:
         """Work until `end`. Whether there is more."""
@@ -287,7 +287,7 @@ class Follower:
         if self._filled:
             self._sink.clear()
         self._filled = False
-        self._decoder.group = None
+        self._decoder.group, self._rank = None, self._own_rank
 
     def _now(self, state: Following) -> None:
         if state is not self.state:

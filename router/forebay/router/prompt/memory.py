@@ -34,6 +34,8 @@ _SEVERAL = 112  # the dict of a node that has several children
 _CHILD = 128  # an entry of that dict
 _ROOT = 1024  # with a share of the project's own
 
+_AT_ONCE = 4096  # nodes given up for one insertion: everybody waits for some 20 ms meanwhile
+
 
 class Memory:
     """`bytes` are held at the moment; `evictions` nodes were given up so far."""
@@ -87,13 +89,16 @@ class Memory:
 
     def extend(self, node: Node[T, V], pieces: Iterable[tuple[T, V]]) -> list[Node[T, V]]:
         """`insert` several, each below the one before. No piece is empty."""
-        holder = node.owner
+        holder, most = node.owner, self.evictions + _AT_ONCE
         if holder is None:
             return [Node(piece[:0]) for piece, _ in pieces]
         nodes: list[Node[T, V]] = []
         for piece, value in pieces:
-            node = self._grow(holder, node, piece)
-            self._put(holder, node, value)
+            if node.alive and self._make_room(holder, node, sys.getsizeof(piece) + value.nbytes, most):
+                node = self._grow(holder, node, piece)
+                self._put(holder, node, value)
+            else:
+                node = Node(piece[:0])
             nodes.append(node)
         self._touch(node)
         self._settle(holder)
@@ -143,6 +148,22 @@ class Memory:
     def _charge(self, holder: "_Project", size: int) -> None:
         holder.bytes += size
         self.bytes += size
+
+    def _make_room(self, holder: "_Project", node: Node[Any, Any], size: int, most: int) -> bool:
+        """Room for so many bytes below `node`. False where that would cost it, or more than `most` evictions so far:
+        the next attempt finds more room."""
+        if size > self.project_bytes:
+            return False
+        while True:
+            payer = holder
+            if holder.bytes + size <= self.project_bytes:
+                if self.bytes + size <= self.total_bytes:
+                    return True
+                largest = self._largest()
+                payer = largest if largest.bytes >= holder.bytes + size else holder
+            if self.evictions >= most or next(iter(payer.order)) is node:
+                return False
+            self._evict(payer)
 
     def _settle(self, holder: "_Project") -> None:
         while holder.bytes > self.project_bytes:

@@ -17,18 +17,20 @@ from forebay.router.prompt.memory import Memory
 from forebay.router.prompt.prompt import Rung
 from forebay.router.prompt.template import Template
 from forebay.router.prompt.text import Known, Pieces, Resume, TextMemory
+from forebay.router.prompt.tokenizer import to_ids
 
 SMALL = 1 << 11  # characters of a conversation that is rendered anew each time
-HEAVY = 1 << 14  # characters that are rendered or tokenized aside: they take more than some milliseconds
+HEAVY = 1 << 14  # characters that are rendered aside: they take more than some milliseconds
+DENSE = 1 << 11  # characters that are tokenized aside: a millisecond each, for hundreds of requests at once
 _EVERY = 16  # messages from one checkpoint of a long conversation to the next; the first and last ones have their own
 _ENDS = 2
 MOST_GUESSED = 1 << 20  # tokens
 _CHECKPOINT = 1024  # bytes of a checkpoint, about, without its texts
 
-Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+Aside = Callable[[Callable[[], Any], int], Awaitable[Any]]  # the work, and about how many characters it is on
 
 
-class Checkpoint(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True, gc=False):
     """Where reading a conversation can go on: the template behind some messages, and the tokens of the text by then."""
 
     mark: Mark
@@ -51,13 +53,14 @@ class Read(Struct, frozen=True):
 
 
 class Conversation(Protocol):
-    """A chat request whose first messages may have been read before. `size`: characters of the others, about."""
+    """A chat request whose first messages may have been read before. `size`: characters, about, of what follows the
+    checkpoint; of all that is rendered, where there is none."""
 
     checkpoint: Checkpoint | None
     size: int
 
     def since(self, message: int) -> Chat:
-        """With the messages from this number on."""
+        """With the messages from the checkpoint's `mark.start` on, or from 0. Any thread may ask."""
 
 
 class Prompter:
@@ -100,7 +103,7 @@ class Prompter:
             return None
         if conversation.checkpoint is None and conversation.size <= SMALL:
             return self._small(project, conversation, limit, self._template)
-        found = self._resumed(project, conversation)
+        found = await self._resumed(project, conversation, aside)
         if found is None:
             rendered = await self._rendered(self._template, conversation, aside)
             if not rendered.exact and not rendered.text:
@@ -129,43 +132,51 @@ class Prompter:
         return Read(counted.tokens.count, counted.tokens.sums, rendered.exact, remembered=known.count)
 
     async def _rendered(self, template: Template, conversation: Conversation, aside: Aside) -> Rendered:
-        chat, now = conversation.since(0), self._today()
-        if conversation.size <= HEAVY:
-            return template.render(chat, now)
-        rendered: Rendered = await aside(lambda: template.render(chat, now))
+        now = self._today()
+        if conversation.checkpoint is None and conversation.size <= HEAVY:
+            return template.render(conversation.since(0), now)
+        rendered: Rendered = await aside(lambda: template.render(conversation.since(0), now), conversation.size)
         return rendered
 
-    def _resumed(self, project: str, conversation: Conversation) -> tuple[Rendered, Known, int] | None:
+    async def _resumed(
+        self, project: str, conversation: Conversation, aside: Aside
+    ) -> tuple[Rendered, Known, int] | None:
         """What follows the checkpoint, and by how much its marks are off. None where the whole has to be rendered."""
         checkpoint = conversation.checkpoint
-        if checkpoint is None or self._template is None or not checkpoint.resume.run.alive:
+        template, now = self._template, self._today()
+        if checkpoint is None or template is None or not checkpoint.resume.run.alive:
             return None
-        rendered = self._template.resume(checkpoint.mark, conversation.since(checkpoint.mark.start), self._today())
+        mark = checkpoint.mark
+        if conversation.size <= HEAVY:
+            rendered = template.resume(mark, conversation.since(mark.start), now)
+        else:
+            since = conversation.since
+            rendered = await aside(lambda: template.resume(mark, since(mark.start), now), conversation.size)
         if rendered is None:
             return None
         resume = checkpoint.resume
         known = self._chats.known(project, resume.run, resume.rest + rendered.text)
         return None if known is None else (rendered, known, len(resume.rest) - rendered.start)
 
-    async def text(self, project: str, prompt: str, limit: int, aside: Aside) -> Read:
-        """A completion's prompt. Raises `TokenizerError`, `TooLongError`."""
+    async def text(self, project: str, prompt: str, limit: int, aside: Aside, *, share: int = 1) -> Read:
+        """A completion's prompt, one of `share`. Raises `TokenizerError`, `TooLongError`."""
         known = self._texts.known(project, None, prompt)
         assert known is not None
-        counted = self._texts.remember(known, await self._encoded(self._texts, known, limit, aside))
+        counted = self._texts.remember(known, await self._encoded(self._texts, known, limit, aside, share))
         return Read(counted.tokens.count, counted.tokens.sums, remembered=known.count)
 
-    async def _encoded(self, texts: TextMemory, known: Known, limit: int, aside: Aside) -> Pieces:
-        if known.rest <= HEAVY:
+    async def _encoded(self, texts: TextMemory, known: Known, limit: int, aside: Aside, share: int = 1) -> Pieces:
+        if known.rest * share <= DENSE:  # many short ones are one long one
             return texts.encode(known, limit=limit)
-        pieces: Pieces = await aside(lambda: texts.encode(known, limit=limit))
+        pieces: Pieces = await aside(lambda: texts.encode(known, limit=limit), known.rest)
         return pieces
 
 
-def ids_read(weights: Weights, ids: Sequence[int], limit: int) -> Read:
+def ids_read(weights: Weights, ids: list[int], limit: int) -> Read:
     """A prompt given as token ids. Raises `TooLongError` for more than `limit` of them."""
     if len(ids) > limit:
         raise TooLongError(len(ids))
-    return Read(len(ids), weights.extend(0, 0, np.array(ids, np.uint32))[1])
+    return Read(len(ids), weights.extend(0, 0, to_ids((ids,)))[1])
 
 
 def byte_read(weights: Weights, data: bytes) -> Read:

@@ -86,7 +86,7 @@ class Tokens(Struct, frozen=True):
     sums: Keys
 
 
-class Resume(Struct, frozen=True):
+class Resume(Struct, frozen=True, gc=False):
     """Where a longer text that begins with the same characters can go on: at `run`, with `rest` before what is new."""
 
     run: Run
