@@ -51,6 +51,20 @@ async def test_what_cannot_be_read_raises_an_alarm_once(replay: bool, caplog: py
     assert "c1 20 6e 6f" in errors[0], "the first bytes"
 
 
+async def test_alarms_that_come_and_go_with_every_batch_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with EngineDouble(**{**SMALL, "kv_replay": None}) as engine:
+        held, traffic = Held(), Traffic()
+        undecodable = metric("forebay_kv_event_undecodable_total")
+        async with running(following := follower(engine, held)):
+            await eventually(lambda: following.state is Following.FOLLOWING)
+            for _ in range(20):
+                engine.events.garble(1)  # type: ignore[union-attr]
+                traffic.steps(engine, 4)
+            await eventually(lambda: metric("forebay_kv_event_undecodable_total") == undecodable + 20)
+            await eventually(lambda: following.state is Following.FOLLOWING)
+    assert caplog.text.count("cannot be read") == 1
+
+
 async def test_the_replay_of_what_was_spoilt_on_the_way_brings_it_all_back(engine: EngineDouble) -> None:
     """Only the subscription gets garbage; the replay has what was meant."""
     held, traffic = Held(), Traffic()

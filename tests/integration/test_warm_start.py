@@ -17,6 +17,7 @@ from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import ensure_secrets
 from forebay.platform.server import listening
 from forebay.platform.service import running
+from forebay.platform.warm import start
 from forebay.platform.warm.access import PATH, token_of
 from forebay.platform.warm.stream import MAGIC
 from tests.doubles.engine.server import EngineDouble
@@ -149,6 +150,22 @@ async def _directly(engine: EngineDouble, prompt: list[int]) -> None:
     async with httpx.AsyncClient(base_url=engine.url) as client:
         body = {"model": engine.settings.model, "prompt": prompt, "max_tokens": 1}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+async def test_a_front_door_that_was_killed_knows_what_it_last_wrote_down(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "KEEP_EVERY_S", 0.2)
+    async with EngineDouble(EVENTS) as one, EngineDouble(EVENTS) as two:
+        async with doors.open("a", one, two) as a:
+            endpoint = await talk(a)
+            (file,) = await eventually(lambda: [*(doors.directory / "a" / "router").glob("*.snapshot")])
+            before = file.stat().st_mtime_ns
+            await eventually(lambda: file.stat().st_mtime_ns > before)
+            written = file.read_bytes()
+        file.write_bytes(written)  # in place of what a stop in order has written
+        async with doors.open("a", one, two) as a:
+            assert await complete(a, NEXT) == (endpoint, 640)
 
 
 async def test_without_a_snapshot_the_engines_tell_what_they_still_remember(doors: Doors) -> None:

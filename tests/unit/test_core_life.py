@@ -189,6 +189,20 @@ def test_the_engine_had_more_than_was_known() -> None:
     assert (counts.more, counts.less) == (1, 0)
 
 
+def test_what_was_computed_before_anybody_listened_is_known_once_the_engine_has_said_so() -> None:
+    """The replay does not reach back that far, and of what follows a block that is not known events say nothing."""
+    table = Table("a", "b", following=FOLLOWED)
+    placed = table.place(CHAT)
+    table.begin(placed)
+    table.end(placed, prompt_tokens=1_000, cached=640)
+    table.now += 10 * BRIDGE_S
+    table.core.tick(table.now)
+    assert table.cached(CHAT) == {"a": 640}
+    table.now += LASTING_S
+    table.core.tick(table.now)
+    assert table.cached(CHAT) == {}
+
+
 @pytest.mark.parametrize(("following", "cached"), [(Following.NONE, 992), (Following.FOLLOWING, 512)])
 def test_the_engine_had_clearly_less_than_was_guessed(following: Following, cached: int) -> None:
     """It has computed the rest since, of which events tell where there are any."""

@@ -155,3 +155,18 @@ def test_heap_of_sizes_stays_small(projects: int) -> None:
     for i in range(20_000):
         remember(memory, f"p{i % projects}", f"{i} and more")
     assert len(memory._sizes) <= 65 + 4 * projects
+
+
+def test_one_large_thing_does_not_push_out_everything_at_once() -> None:
+    memory = Memory(8_000_000, 8_000_000)
+    for number in range(200):
+        remember(memory, "p", *(f"{number}-{at}" for at in range(100)))
+    tried, alive = 0, False
+    while not alive:
+        before = memory.evictions
+        alive = remember(memory, "p", "l" * 7_900_000)[0].alive
+        assert memory.evictions - before <= 4_200
+        assert memory.bytes <= 8_000_000
+        tried += 1
+        assert tried < 10
+    assert tried > 1

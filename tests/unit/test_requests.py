@@ -128,6 +128,18 @@ def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(many: Any) ->
     assert (caught.value.status, caught.value.code) == (413, "request_too_large")
 
 
+@pytest.mark.parametrize(("one", "count"), [
+    (r"\u005b]\u002c", 140_000), (r"\u005B]", 140_000), (r"\u007b}", 140_000), (r"1\u002C", 1_100_000)
+])  # fmt: skip
+def test_values_within_arguments_count_however_they_are_written(one: str, count: int) -> None:
+    """They are JSON in a string, parsed for the template: seconds for what 30 MB can hold."""
+    call = b'{"id": "a", "type": "function", "function": {"name": "f", "arguments": "%b"}}' % (one * count).encode()
+    body = b'{"model": "m", "messages": [{"role": "assistant", "tool_calls": [%b]}]}' % call
+    with pytest.raises(ApiError) as caught:
+        decode("chat.completions", body)
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+
+
 def test_a_long_name_is_compared_by_its_beginning() -> None:
     began = time.perf_counter()
     assert refused("chat.completions", **CHAT, **{"temperature" * 900_000: 1})[0] == "unknown_parameter"

@@ -100,3 +100,36 @@ def test_endless_text_of_one_project_leaves_what_another_remembers() -> None:
         remember(transcripts, "flood", body([{"role": "user", "content": f"{number} " * 500}] * 3, {}, {}))
     assert memory.bytes <= 1 << 18
     assert transcripts.known("p", mine) is not None
+
+
+def test_what_was_given_up_while_a_body_was_read_is_still_known_by_its_bytes_and_not_built_upon() -> None:
+    memory = Memory(1 << 16, 1 << 16)
+    transcripts = Transcripts(memory)
+    messages = [{"role": "user", "content": f"message {number} {'x' * 2_000}"} for number in range(4)]
+    remember(transcripts, "p", body(messages[:2], {}, {}))
+    text = body(messages[:3], {}, {})
+    known, _, source = read(transcripts, "p", text)
+    assert known is not None
+    assert known.prior.messages == 2
+    for number in range(60):
+        remember(transcripts, "p", body([{"role": "user", "content": f"{number} {'y' * 1_500}"}], {}, {}))
+    assert not known.node.alive
+    assert nearest(known, source.rendered) is None
+    assert messages_from(known, offset(known, 0)) == messages[:2]
+    transcripts.remember("p", known, source, text, Marks(source.rendered, {}))
+    tail = text[known.prior.end :]
+    assert tail.startswith(b", {")
+    assert transcripts.known("p", text[: known.prior.head] + tail[:-2] + b', {"role": "user"}]}') is None
+
+
+def test_megabytes_of_white_space_behind_a_message_are_no_part_of_what_is_known() -> None:
+    transcripts = Transcripts(Memory(1 << 24, 1 << 24))
+    messages = [{"role": "user", "content": text} for text in "abc"]
+    remember(transcripts, "p", body(messages[:2], {}, {}))
+    for gap, count in ((b" " * 200 + b",", 2), (b" " * 300 + b",", 1), (b"," + b"\n" * 300, 1)):
+        last = json.dumps(messages[2]).encode()
+        text = body(messages, {}, {}).replace(b", " + last, gap + last)
+        known, inference, _ = read(transcripts, "p", text)
+        assert known is not None
+        assert known.prior.messages == count
+        assert inference == decode("chat.completions", text)[0]

@@ -9,7 +9,7 @@ from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.kept import path_of
-from forebay.platform.warm.start import keep, warming
+from forebay.platform.warm.start import keep, keeping, warming
 from forebay.router import EndpointSpec, RouterService, Weights
 
 
@@ -29,6 +29,7 @@ async def routed(config: Config) -> AsyncIterator[RouterService]:
         stack.callback(service.close)
         stack.push_async_callback(keep, service, file)
         stack.push_async_callback(end, background("router", service.run))
+        stack.push_async_callback(end, background("snapshot", lambda: keeping(service, file)))
         yield service
 
 

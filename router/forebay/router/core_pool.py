@@ -161,8 +161,8 @@ class CorePool:
     # -- what is heard of endpoints
 
     def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
-        """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, and
-        so has one whose events go on: something before it refused."""
+        """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, as
+        does one whose events go on: something before it refused."""
         member = self.members.get(endpoint)
         if member is None:
             return

@@ -42,12 +42,15 @@ class Guesses:
             self._index.holder(booking.endpoint).expected.drop(booking.keys[booking.cached // GRID :])
 
     def observed(self, booking: Booking, cached: int, now: float, *, followed: bool) -> None:
-        """The engine found so many of the prompt's tokens."""
-        if len(booking.keys) and (cached >= booking.cached + GRID or cached < booking.cached - BLOCK):
-            until = now + (BRIDGE_S if followed else LASTING_S)
-            self._index.observe(booking.endpoint, booking.keys, claimed=booking.cached, cached=cached, until=until)
-            if not followed:  # it has computed the rest since, and no event will say so
-                self._index.expect(booking.endpoint, booking.keys, 0, until)
+        """The engine found so many of the prompt's tokens. Where events are followed it has computed the rest since and
+        they say so; but they do not tell again of what was computed before anybody listened."""
+        if not len(booking.keys) or booking.cached - BLOCK <= cached < booking.cached + GRID:
+            return
+        soon = followed and cached < booking.cached + BLOCK
+        until = now + (BRIDGE_S if soon else LASTING_S)
+        self._index.observe(booking.endpoint, booking.keys, claimed=booking.cached, cached=cached, until=until)
+        if not soon:
+            self._index.expect(booking.endpoint, booking.keys[: cached // GRID] if followed else booking.keys, 0, until)
 
     def _renewal(self, booking: Booking, now: float) -> int:
         """Where to begin. The first keys of a conversation must not end before its last ones, nor be pushed out by

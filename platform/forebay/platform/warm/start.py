@@ -18,6 +18,7 @@ from forebay.router import EndpointSpec, RouterService
 log = logging.getLogger(__name__)
 
 KEEP_WITHIN_S = 10.0
+KEEP_EVERY_S = 60.0
 
 
 def warming(
@@ -41,9 +42,16 @@ def warming(
     return warm
 
 
+async def keeping(service: RouterService, file: Path) -> None:
+    """Until cancelled, now and then: a process that is killed writes nothing more, and engines repeat only their latest
+    events."""
+    while True:
+        await asyncio.sleep(KEEP_EVERY_S)
+        await keep(service, file)
+
+
 async def keep(service: RouterService, file: Path) -> None:
-    """Write down what is known, for the next start. Call it when nothing is followed any more. Never fails: it is the
-    last thing that a process does."""
+    """Write down what is known, for the next start. Never fails: it is also the last thing that a process does."""
     if not any(follower.position() for follower in service.followers.values()):
         return
     try:

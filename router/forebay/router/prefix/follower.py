@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SLICE_S = 0.002
 PAUSES_S = (0.1, 2.0)  # between two connections, doubled until something comes
+ALARM_EVERY_S = 60.0  # seconds between two lines of one follower about what cannot be read
 CAUGHT_UP_S = 10.0  # after that long without a replay's end nobody waits for it any more
 
 
@@ -74,6 +75,8 @@ class Follower:
         self._met = False  # there was a connection
         self._unread = False  # the latest batch could not be read
         self._alarmed = False
+        self._said = -ALARM_EVERY_S  # when that was logged last
+        self._loud = False  # this alarm was
         self._relearn = False
         self._filled = True  # the sink may hold something
         self._reason = ""  # why there is no connection
@@ -150,7 +153,7 @@ class Follower:
         while more:
             async with self._turns:
                 more = self._slice(link, time.monotonic() + SLICE_S)
-                await asyncio.sleep(0)  # with the turn still taken, or each follower would work before others are let in
+                await asyncio.sleep(0)  # with the turn taken: else every follower works before others are let in
 
     def _slice(self, link: Link, end: float) -> bool:
         """Work until `end`. Whether there is more."""
@@ -233,7 +236,8 @@ class Follower:
     def _refuse(self, reason: str, payload: bytes) -> None:
         """A message that cannot be read: what it removed is unknown, so nothing is known."""
         self._counters.undecodable.inc()
-        if not self._alarmed:
+        if not self._alarmed and (now := time.monotonic()) >= self._said + ALARM_EVERY_S:
+            self._said, self._loud = now, True
             log.error(
                 "KV events of endpoint %s cannot be read, so nothing is known of what it holds: %s. They begin with %s",
                 *(self.endpoint, reason[:300], payload[:24].hex(" ") or "nothing"),
@@ -262,9 +266,9 @@ class Follower:
                 self._well()
 
     def _well(self) -> None:
-        if self._alarmed:
+        if self._loud:
             log.info("KV events of endpoint %s can be read again", self.endpoint)
-        self._alarmed = False
+        self._alarmed = self._loud = False
         self._now(Following.FOLLOWING)
 
     def _unreachable(self, reason: str) -> None:
