@@ -15,6 +15,7 @@ from forebay.router import Pool, Router, UpstreamError
 
 LARGEST = 1 << 18  # bytes: tokenizing more takes an engine's front end from everybody for too long
 AT_ONCE = 8
+MOST_TEXTS = 4  # prompts of one request: they are asked for one after the other
 TIMEOUT_S = 2.0
 _WITH_CHAT = ("tools", "add_generation_prompt", "continue_final_message")
 
@@ -61,8 +62,8 @@ class EngineTokens:
         if len(body) > LARGEST:
             return None
         try:
-            async with self._some:
+            async with asyncio.timeout(TIMEOUT_S), self._some:  # waiting for a turn included
                 status, answer = await endpoint.call(b"POST", b"/tokenize", body, timeout=TIMEOUT_S)
             return msgspec.json.decode(answer, type=_Answer).tokens if status == 200 else None
-        except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError):
+        except (TimeoutError, UpstreamError, msgspec.DecodeError, UnicodeDecodeError):
             return None

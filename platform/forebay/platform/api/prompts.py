@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from forebay.platform.api import prompt_metrics as metrics
 from forebay.platform.api.bounds import Turns
-from forebay.platform.api.engine_tokens import EngineTokens
-from forebay.platform.api.requests import ChatSource, Inference, Source, TextSource
+from forebay.platform.api.engine_tokens import MOST_TEXTS, EngineTokens
+from forebay.platform.api.requests import BYTES_PER_TOKEN, ChatSource, Inference, Source, TextSource
 from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_from, nearest, offset
 from forebay.platform.catalogue import Entry
 from forebay.platform.errors import ApiError, invalid
@@ -131,7 +132,9 @@ class Prompts:
         asks = reader is None or reader.templated
         if asks and (ids := await self._engines.chat(unread.entry.pool, source, unread.body)) is not None:
             return Rung.ENGINE, ids_read(self._weights, ids, limit)
-        return Rung.BYTES, await self._guessed(unread, lambda: _bytes_of(source, unread.body))
+        read = await self._guessed(unread, lambda: _bytes_of(source, unread.body))
+        tools = len(unread.body) - (source.layout.end - source.layout.start if source.layout else 0)
+        return Rung.BYTES, msgspec.structs.replace(read, tokens=read.tokens + tools // BYTES_PER_TOKEN)
 
     async def _remembered(
         self, unread: Unread, source: ChatSource, reader: Prompter, limit: int
@@ -159,7 +162,7 @@ class Prompts:
                 return reader.rung, await reader.text(unread.project, prompt, limit, aside, share=share)
             except TokenizerError as error:
                 _unread(unread, error)
-        elif (ids := await self._engines.text(unread.entry.pool, prompt)) is not None:
+        elif share <= MOST_TEXTS and (ids := await self._engines.text(unread.entry.pool, prompt)) is not None:
             return Rung.ENGINE, ids_read(self._weights, ids, limit)
         return Rung.BYTES, await self._guessed(unread, lambda: prompt.encode("utf-8", "surrogatepass"))
 

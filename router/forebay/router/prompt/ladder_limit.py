@@ -13,7 +13,7 @@ from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import Normalizer, TokenizerError
 
 _SAMPLE = 1 << 14  # characters
-_FEW = 1 << 21  # characters that are tokenized in any case
+_FEW = 1 << 18  # characters that are tokenized in any case
 _DENSEST = 16  # characters a token; white space without end is denser, and would hold a thread for half a minute
 _LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "BertNormalizer", "Prepend"}
 
