@@ -110,7 +110,7 @@ class Tenant:
 
     async def on_both_workers(self, **body: Any) -> None:
         """Streams until each worker has some."""
-        for _ in range(10):
+        for _ in range(6):
             await asyncio.gather(*(self.stream(**body) for _ in range(4)))
             if all((await self.in_flight()).values()):
                 return
@@ -134,7 +134,7 @@ def chat(**members: Any) -> dict[str, Any]:
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"{os.urandom(8).hex()} hello"}],
-        "max_tokens": 7000,
+        "max_tokens": 1500,
         **members,
     }
 
@@ -158,7 +158,7 @@ async def test_two_workers_are_one_front_door(open_door: OpenDoor) -> None:
     async with (
         EngineDouble(SLOW) as one,
         EngineDouble(SLOW) as other,
-        open_door(one, other, maxInFlightPerProject=40) as door,
+        open_door(one, other, maxInFlightPerProject=24) as door,
         Tenant(door) as tenant,
     ):
         health = (await tenant.get("/health")).json()
@@ -173,10 +173,10 @@ async def test_two_workers_are_one_front_door(open_door: OpenDoor) -> None:
         assert set(await tenant.metric("process_open_fds")) == {"router", "0", "1"}
 
         await tenant.on_both_workers()
-        while len(tenant.identifiers) < 40:
+        while len(tenant.identifiers) < 24:
             await tenant.stream()
-        assert one.scheduler.in_flight == other.scheduler.in_flight == 20
-        assert await tenant.booked() == 40
+        assert one.scheduler.in_flight == other.scheduler.in_flight == 12
+        assert await tenant.booked() == 24
 
         async def refused() -> bool:
             return {await _code(tenant) for _ in range(8)} == {"concurrency_limit_exceeded"}
