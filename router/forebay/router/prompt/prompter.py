@@ -1,5 +1,6 @@
 """The prompts of one model: rendered and tokenized from where an earlier turn of the conversation stopped."""
 
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -10,7 +11,7 @@ from msgspec import Struct
 
 from forebay.router.prefix.keys import Keys, Weights
 from forebay.router.prompt.causal_marks import Mark
-from forebay.router.prompt.chat import Chat, Rendered
+from forebay.router.prompt.chat import Chat, Rendered, TemplateError
 from forebay.router.prompt.ladder import Ladder, byte_chunks
 from forebay.router.prompt.ladder_limit import TooLongError
 from forebay.router.prompt.memory import Memory
@@ -21,11 +22,13 @@ from forebay.router.prompt.tokenizer import to_ids
 
 SMALL = 1 << 11  # characters of a conversation that is rendered anew each time
 HEAVY = 1 << 14  # characters that are rendered aside: they take more than some milliseconds
-DENSE = 1 << 11  # characters that are tokenized aside: a millisecond each, for hundreds of requests at once
+DENSE = 1 << 12  # characters that are tokenized aside: a millisecond each, for hundreds of requests at once
 _EVERY = 16  # messages from one checkpoint of a long conversation to the next; the first and last ones have their own
 _ENDS = 2
 MOST_GUESSED = 1 << 20  # tokens
 _CHECKPOINT = 1024  # bytes of a checkpoint, about, without its texts
+
+_QUESTION = Chat([{"role": "user", "content": "How is that? " * 20}])
 
 Aside = Callable[[Callable[[], Any], int], Awaitable[Any]]  # the work, and about how many characters it is on
 
@@ -85,6 +88,9 @@ class Prompter:
         self._ladder = ladder
         self._template = template
         self._today = today
+        if template is not None:
+            with contextlib.suppress(TemplateError):  # one that wants more than a question is none the worse
+                ladder.learn(template.render(_QUESTION, today(), marked=False).text)
         self._chats = TextMemory(ladder, weights, memory, name)
         self._texts = TextMemory(ladder, weights, memory, name, completions=True)
 
