@@ -84,7 +84,7 @@ def _own_renderer(directory: Path) -> str | None:
 
 def _template(model: str, source: str, tokenizer: Tokenizer) -> Template | None:
     try:
-        return Template(source, special_tokens=tokenizer.special_tokens, clock=time.monotonic)
+        return Template(source, special_tokens=tokenizer.special_tokens, clock=time.thread_time)
     except TemplateError as error:
         log.error("model %s: its chat template does not compile, so its chats are only guessed: %s", model, error)
         return None

@@ -11,7 +11,20 @@ from msgspec import Meta, Struct
 MAX_CHOICES = 128
 MAX_MESSAGES = 2048
 MAX_INPUTS = 2048  # of one embeddings request, as OpenAI has it
-TEMPLATE_RESERVED = frozenset({"chat_template", "tokenize", "return_dict", "return_tensors", "messages"})
+TEMPLATE_RESERVED = frozenset(  # the engine's own arguments beside them, which would clash
+    {
+        "chat_template",
+        "tokenize",
+        "return_dict",
+        "return_tensors",
+        "return_assistant_tokens_mask",
+        "messages",
+        "conversation",
+        "self",
+        "model_config",
+        "tokenizer",
+    }
+)
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from forebay.platform.readers import Readers
 from forebay.router import (
     Chat,
     Checkpoint,
+    EndpointState,
     Memory,
     Prompt,
     Prompter,
@@ -100,14 +101,14 @@ class Prompts:
         model, source = unread.entry.model.name, unread.source
         if source is None:
             return Prompt(max(1, unread.inference.size))
-        limit = self._limit(unread.entry)
+        states = self._router.states(unread.entry.pool.name).values()
+        limit = _limit(unread.entry, states)
         began = time.perf_counter()
         try:
             rung, read = await self._best(unread, source, limit - 1)  # an engine wants room for one token of its own
         except TooLongError as error:
             raise _too_long(unread.inference.api, limit, error.at_least) from None
         metrics.read(model, rung, read, time.perf_counter() - began)
-        states = self._router.states(unread.entry.pool.name).values()
         lora = next((state.lora for state in states if state.lora), None)
         keys = seeded(read.sums, self._weights.seed(lora=lora, salt=unread.salt))
         return Prompt(max(1, read.tokens), keys.astype("<u8", copy=False).tobytes(), rung, read.exact)
@@ -180,11 +181,6 @@ class Prompts:
 
         return aside
 
-    def _limit(self, entry: Entry) -> int:
-        """Tokens of prompt and answer together."""
-        lengths = (entry.model.context_length, context_length(self._router.states(entry.pool.name).values()))
-        return min((length for length in lengths if length), default=LONGEST)
-
 
 class _Conversation:
     """Made by the thread of the memory, whatever becomes of what was known there; any may ask for messages."""
@@ -218,6 +214,12 @@ class _Conversation:
             add_generation_prompt=members.get("add_generation_prompt", True),
             continue_final_message=members.get("continue_final_message", False),
         )
+
+
+def _limit(entry: Entry, states: Iterable[EndpointState]) -> int:
+    """Tokens of prompt and answer together."""
+    lengths = (entry.model.context_length, context_length(states))
+    return min((length for length in lengths if length), default=LONGEST)
 
 
 def _unread(unread: Unread, error: Exception) -> None:
