@@ -59,23 +59,25 @@ class Shipper:
         return not self._spool.unshipped
 
     def backlog_age(self) -> float:
-        """Seconds since the spool was last seen empty: the oldest record is not older. 0 while it is empty."""
+        """Seconds since all that the spool held was shipped: the oldest record is not older. 0 while it is empty."""
         return time.monotonic() - self._empty_at if self._spool.unshipped else 0.0
 
     async def _ship_all(self) -> bool:
         """Whether the ledger took all that there was."""
         async with self._turn:
             try:
+                began = time.monotonic()
                 while await self._ship_batch():
-                    pass
+                    began = time.monotonic()
             except Exception as error:  # noqa: BLE001 - the loop outlives whatever a driver raises
                 self._failed(error)
                 return False
-            self._empty_at = time.monotonic()
+            self._empty_at = began
             return True
 
     async def _ship_batch(self) -> bool:
-        """Whether there was anything to ship."""
+        """Whether more was there already. What comes meanwhile is left to the next look: a statement costs a
+        millisecond, for however few rows."""
         if not self._spool.unshipped or not (rows := await self._spool.pending(_BATCH)):
             return False
         async with asyncio.timeout(self._timeout):
@@ -92,7 +94,7 @@ class Shipper:
         if self.last_error is not None:
             logger.info("the ledger takes usage records again")
         self.last_error = None
-        return True
+        return len(rows) == _BATCH
 
     async def _one_by_one(self, rows: list[tuple[int, UsageRecord]]) -> list[int]:
         """Find the records that the ledger will never take, park them, and ship the others."""

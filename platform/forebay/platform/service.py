@@ -175,13 +175,8 @@ async def running(
         ticker = Ticker(pools)
         stack.callback(ticker.close)
         stack.push_async_callback(end, background("connections", ticker.run))
-        routing: RouterService | None = None
-        router: Router
-        if seat is None:
-            routing = await stack.enter_async_context(routed(config))
-            router = routing.router
-        else:
-            router = seat.router
+        routing = None if seat is not None else await stack.enter_async_context(routed(config))
+        router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()

@@ -20,9 +20,9 @@ from forebay.platform.api.transcripts import Known
 from forebay.platform.catalogue import Catalogue
 from forebay.platform.config.model import Server
 from forebay.platform.errors import ApiError, invalid, unavailable
+from forebay.platform.relay import metrics
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
-from forebay.platform.relay.metrics import CLIENTS_LEFT, IN_FLIGHT, REQUESTS
 from forebay.platform.relay.relay import Relay
 from forebay.platform.relay.upstream_errors import no_router
 from forebay.platform.tenancy.auth import Authenticator, require
@@ -33,6 +33,7 @@ from forebay.router import Router, RouterUnavailable
 log = logging.getLogger(__name__)
 _Act = Callable[[Call, Client], Awaitable[None]]
 _ROUTES = {"chat/completions": "chat.completions", "completions": "completions", "embeddings": "embeddings"}
+SWEEP_S = 1.0
 STALLED_S = 60.0  # seconds a tenant may leave its socket full
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
 HUGE_BYTES = 1 << 22  # a body that takes milliseconds to copy
@@ -65,7 +66,7 @@ class Inferences:
         self._decoding = Turns()
         self._clients: dict[asyncio.Task[Any], Client] = {}
         self.gate = Gate(server.max_in_flight, server.max_in_flight_per_project)
-        IN_FLIGHT.set_function(lambda: self.gate.in_flight)
+        metrics.IN_FLIGHT.set_function(lambda: self.gate.in_flight)
 
     def routes(self) -> list[ASGIRouteHandler]:
         """`/v1/explain/…` takes what the route proper takes, and says where it would be sent."""
@@ -79,11 +80,11 @@ class Inferences:
         return set(self._clients)
 
     async def sweep(self) -> None:
-        """End requests whose tenant has stopped reading; until cancelled."""
+        """End requests whose tenant has stopped reading, or does not finish its own; until cancelled."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SWEEP_S)
             for task, client in tuple(self._clients.items()):
-                if not client.stalled and client.check_stalled(STALLED_S):
+                if client.check_late() or (not client.stalled and client.check_stalled(STALLED_S)):
                     task.cancel()
 
     def _route(self, path: str, api: str, act: _Act) -> ASGIRouteHandler:
@@ -116,9 +117,9 @@ class Inferences:
             client.close()
             del self._clients[task]
             if client.left:
-                CLIENTS_LEFT.inc()
+                metrics.CLIENTS_LEFT.inc()
                 status = "client_left"
-            REQUESTS.labels(api=api, model=model, status=status).inc()
+            metrics.requests(api, model, status).inc()
 
     async def _answer(self, api: str, act: _Act, scope: Any, client: Client) -> str:
         headers = dict(scope["headers"])

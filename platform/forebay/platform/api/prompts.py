@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -174,12 +175,12 @@ class Prompts:
         return read
 
     def _runner(self, project: str) -> Callable[[Callable[[], Any], int], Any]:
-        async def aside(work: Callable[[], Any], size: int) -> Any:
-            turns = self._aside if size <= LONG else self._aside_long
-            async with turns.take(project):
-                return await asyncio.to_thread(work)
+        return partial(self._run_aside, project)
 
-        return aside
+    async def _run_aside(self, project: str, work: Callable[[], Any], size: int) -> Any:
+        turns = self._aside if size <= LONG else self._aside_long
+        async with turns.take(project):
+            return await asyncio.to_thread(work)
 
 
 class _Conversation:

@@ -2,7 +2,8 @@
 
 import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jiter
@@ -25,6 +26,7 @@ BYTES_PER_TOKEN = 4  # a guess, good enough to weigh requests against each other
 EXPECTED_OUTPUT = 256  # tokens, where the request sets no limit
 MAX_VALUES = 1 << 20
 MAX_NESTED = 1 << 17
+SHORT = 1 << 11  # bytes of a body whose messages are hardly ever remembered one by one
 _RENDERED = (  # what a chat template sees beside the messages
     "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort",
     "add_generation_prompt", "continue_final_message",
@@ -54,10 +56,14 @@ class ChatSource(Struct, frozen=True):
     the values of all other members that the template sees, `members` holds them."""
 
     messages: list[dict[str, Any]]
-    layout: Layout | None
+    lay: Callable[[], Layout | None]
     prior: Prior | None
     rendered: bytes
     members: dict[str, Any]
+
+    @property
+    def layout(self) -> Layout | None:
+        return self.lay()
 
 
 class TextSource(Struct, frozen=True):
@@ -96,10 +102,13 @@ def _decode(api: str, text: bytes, body: bytes, prior: Prior | None) -> tuple[In
         return inference, _text_source(request.prompt)
     assert isinstance(request, fields.ChatRequest)
     _check_chat(request, prior)
+    if prior is None and len(body) <= SHORT:
+        inference = _generation(api, request, _forward(api, members, raw), len(body))
+        return inference, _chat_source(members, raw, partial(layout, text, raw, body, None), None)
     found = layout(text, raw, body, prior)
     messages = body[found.start : found.end] if found else None
     inference = _generation(api, request, _forward(api, members, raw, messages), len(body))
-    return inference, _chat_source(members, raw, found, prior)
+    return inference, _chat_source(members, raw, lambda: found, prior)
 
 
 def _generation(
@@ -162,15 +171,15 @@ def _embedding(request: fields.EmbeddingRequest, forward: bytes, body: bytes) ->
 
 
 def _chat_source(
-    members: dict[str, Any], raw: Mapping[str, Raw], found: Layout | None, prior: Prior | None
+    members: dict[str, Any], raw: Mapping[str, Raw], lay: Callable[[], Layout | None], prior: Prior | None
 ) -> ChatSource:
     given = [name for name in _RENDERED if members.get(name) is not None]
     named = b",".join(f'"{name}":'.encode() + raw[name] for name in given)
     return ChatSource(
         messages=members["messages"],
-        layout=found,
+        lay=lay,
         prior=prior,
-        rendered=hashlib.blake2b(named, digest_size=16).digest(),
+        rendered=hashlib.blake2b(named, digest_size=16).digest() if named else b"",
         members={name: members[name] for name in given},
     )
 

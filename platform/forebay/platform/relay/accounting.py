@@ -18,7 +18,7 @@ from forebay.metering import (
     quantities,
 )
 from forebay.platform.errors import unavailable
-from forebay.platform.relay.metrics import TOKENS
+from forebay.platform.relay import metrics
 from forebay.router import Usage
 
 DURABLE_TIMEOUT_S = 10.0
@@ -107,7 +107,7 @@ class Account:
             ("output", record.billable.output),
         ):
             if tokens:
-                TOKENS.labels(model=self._attempt.model, kind=kind).inc(tokens)
+                metrics.tokens(self._attempt.model, kind).inc(tokens)
         await _durable(self._spool.close(record))
 
 
@@ -118,7 +118,17 @@ def _plain(reason: str | None) -> str | None:
 
 async def _durable(future: "asyncio.Future[None]") -> None:
     if not future.done():
-        await asyncio.wait((future,), timeout=DURABLE_TIMEOUT_S)
-    if not future.done():
-        raise unavailable("metering_unavailable", "Usage cannot be recorded at the moment.", retry_after=5)
+        late = future.get_loop().call_later(DURABLE_TIMEOUT_S, _give_up, future)
+        try:
+            await future
+        finally:
+            late.cancel()
     future.result()
+
+
+def _give_up(future: "asyncio.Future[None]") -> None:
+    """The record is written all the same, when it can be."""
+    if not future.done():
+        future.set_exception(
+            unavailable("metering_unavailable", "Usage cannot be recorded at the moment.", retry_after=5)
+        )

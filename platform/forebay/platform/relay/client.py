@@ -39,24 +39,31 @@ class Client:
         self.ended = False
         self.left = False
         self.stalled = False  # left, in effect: it has stopped reading
+        self._reading_since: float | None = None
         self._writing_since: float | None = None
+        self._late = False
         self.on_left: Callable[[], None] | None = None
         self.debug_headers: Headers = []
 
     async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
         """The request's body, in pieces. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it
-        trickles, and what `hold` raises, which is told how many bytes are about to be kept."""
+        trickles (see `check_late`), and what `hold` raises, which is told how many bytes are about to be kept."""
         if declared is not None:
             if declared > limit:
                 raise _too_large(limit)
             hold(declared)
+        self._reading_since = time.perf_counter()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._read_body(limit, hold)
-        except TimeoutError:
+            return await self._read_body(limit, hold)
+        except asyncio.CancelledError:
+            if not self._late:
+                raise
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # there is one: it was cancelled
             raise invalid(
                 f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.", code="request_timeout", status=408
             ) from None
+        finally:
+            self._reading_since = None
 
     async def _read_body(self, limit: int, hold: Callable[[int], None]) -> list[bytes]:
         parts: list[bytes] = []
@@ -145,6 +152,14 @@ class Client:
         except (OSError, RuntimeError):  # the server's ways of saying that the connection is gone
             self._leave()
         self._writing_since = None
+
+    def check_late(self) -> bool:
+        """Whether the body has just turned out to take too long. The request's task is to be cancelled then."""
+        since = self._reading_since
+        if since is None or self._late or time.perf_counter() - since <= BODY_TIMEOUT_S:
+            return False
+        self._late = True
+        return True
 
     def check_stalled(self, limit: float) -> bool:
         """Whether a write has waited longer than `limit` seconds for the tenant to read."""

@@ -13,7 +13,7 @@ from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
-from forebay.platform.relay.metrics import ATTEMPTS_FAILED, FIRST_BYTE, INTERRUPTED
+from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_byte
 from forebay.platform.relay.patience import Patience
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
@@ -221,7 +221,7 @@ class Exchange:
         self._first_byte_at = self._loop.time()
         if self._booking is not None:
             self._router.begun(self._booking)
-        FIRST_BYTE.labels(model=self._call.model).observe(self._first_byte_at - self._patience.sent_at)
+        first_byte(self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
             self._arm()  # the bound on silence is another one now

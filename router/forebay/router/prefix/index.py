@@ -1,7 +1,6 @@
 """Who holds the beginning of a prompt: the index of one pool (pure)."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import cast
 
 from msgspec import Struct
@@ -15,7 +14,6 @@ from forebay.router.prefix.sizes import Counts, Sizes
 from forebay.router.prefix.speculation import Expected
 from forebay.router.prefix.sums import Sums
 
-_ROOTS = 4096  # remembered: one for each LoRA and salt
 _SWEEP = 1024  # blocks of holders that were cleared, taken back with each batch
 _UNSWEPT = 4  # times that one holder may be cleared before its earlier blocks are taken back
 _CLEARLY = 256  # tokens that an engine may report less: it computes a prompt's last block again, however large
@@ -55,7 +53,7 @@ class Index:
         self.blocks_per_holder = blocks_per_holder
         self._expected_per_holder = expected_per_holder
         self._sums = Sums(weights)
-        self._root = lru_cache(_ROOTS)(lambda lora, salt: weights.seed(lora=lora, salt=salt) << SUM | KEYED)
+        self._root = lambda lora, salt: weights.seed(lora=lora, salt=salt) << SUM | KEYED
         self._tables: tuple[Table, ...] = tuple({} for _ in Tier)
         self._expected: Table = {}
         self._holders: dict[str, Holder] = {}

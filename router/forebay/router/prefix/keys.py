@@ -6,6 +6,7 @@ goes on from where an earlier one stopped, whatever block size an engine has and
 """
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 GRID = 32  # tokens between two positions that have a key
 MASK = (1 << 64) - 1
 _MOST = 1 << 23  # positions; no context is longer
+_SEEDS = 4096  # remembered: one for each LoRA and salt
 
 Ids = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
@@ -24,12 +26,11 @@ class Weights:
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, person=b"forebay prefix", digest_size=32).digest()
         self._weights = self._make(1 << 15)
+        self._seed = lru_cache(_SEEDS)(self._make_seed)
 
     def seed(self, *, lora: str | None = None, salt: str | None = None) -> int:
         """Where the sum of a prompt begins. Models need no part in it: each pool has an index of its own."""
-        parts = [b"" if part is None else b"+" + part.encode() for part in (lora, salt)]
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return int.from_bytes(hashlib.blake2b(framed, key=self._key, digest_size=8).digest(), "big")
+        return self._seed(lora, salt)
 
     def span(self, start: int, end: int) -> Keys:
         """Weights of the positions `start` to `end`, exclusive. Raises `ValueError` beyond any context."""
@@ -50,6 +51,11 @@ class Weights:
         """The sums behind each of `ids`, which follow the first `position` tokens, whose sum is `total`."""
         terms = (ids.astype(np.uint64) + np.uint64(1)) * self.span(position, position + len(ids))
         return np.add.accumulate(terms, out=terms) + np.uint64(total)
+
+    def _make_seed(self, lora: str | None, salt: str | None) -> int:
+        parts = [b"" if part is None else b"+" + part.encode() for part in (lora, salt)]
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return int.from_bytes(hashlib.blake2b(framed, key=self._key, digest_size=8).digest(), "big")
 
     def _make(self, count: int) -> Keys:
         return np.frombuffer(hashlib.shake_256(self._key).digest(8 * count), dtype="<u8")
