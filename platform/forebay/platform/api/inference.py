@@ -83,9 +83,13 @@ class Inferences:
         """End requests whose tenant has stopped reading, or does not finish its own; until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            for task, client in tuple(self._clients.items()):
-                if client.check_late() or (not client.stalled and client.check_stalled(STALLED_S)):
-                    task.cancel()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Keeps nothing of a client in its frame: the server ends a connection only when its reader is let go of."""
+        for task, client in tuple(self._clients.items()):
+            if client.check_late() or (not client.stalled and client.check_stalled(STALLED_S)):
+                task.cancel()
 
     def _route(self, path: str, api: str, act: _Act) -> ASGIRouteHandler:
         async def handle(scope: Any, receive: Any, send: Any) -> None:
