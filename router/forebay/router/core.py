@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from forebay.router.core_pool import CorePool
 from forebay.router.health import Card, Failed, Finding, Well
@@ -10,12 +11,21 @@ from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed
+from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed, Refused, Result
+from forebay.router.waiting import Waiting
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
 SWEEP = 4096  # entries that one tick looks at
 
 _UNSEEN = Outcome()
+
+
+class Settled(Struct, frozen=True):
+    """What became of a request. None: no endpoint is available."""
+
+    number: int
+    owner: int
+    result: Result
 
 
 class Core:
@@ -29,6 +39,8 @@ class Core:
             for name, endpoints in pools.items()
         }
         self._bookings: dict[int, Booking] = {}
+        self._waiting: dict[int, Waiting] = {}
+        self._settled: list[Settled] = []
         self._next = 0
 
     def __repr__(self) -> str:
@@ -48,16 +60,71 @@ class Core:
             return None
         keys = _keys(ask)
         options = pool.weigh(ask, keys, now)
+        return self._book(pool, ask, keys, options, choose(options), now, owner) if options else None
+
+    def request(self, ask: Ask, now: float, owner: int = 0) -> int:
+        """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
+        self._next += 1
+        number = self._next
+        pool = self.pools.get(ask.pool)
+        if pool is None:
+            self._settled.append(Settled(number, owner, None))
+            return number
+        waiting = Waiting(number, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
+        options = pool.consider(waiting, now)
         if not options:
-            return None
+            self._settled.append(Settled(number, owner, None))
+            return number
         option = choose(options)
+        if not pool.line and pool.opens(option.name, now):
+            placed = self._book(pool, ask, waiting.keys, options, option, now, owner)
+            self._settled.append(Settled(number, owner, placed))
+            return number
+        waiting.home, waiting.prefill_s = option.name, option.prefill_s
+        if not pool.line.add(waiting):
+            self._settled.append(Settled(number, owner, Refused(True, pool.wait_s(now))))
+            return number
+        self._waiting[number] = waiting
+        pool.unwanted.discard(option.name)
+        self.pump(ask.pool, now)
+        return number
+
+    def pump(self, name: str, now: float) -> None:
+        """Give engines of a pool what they will start soon, of what waits."""
+        pool = self.pools.get(name)
+        if pool is None or not pool.line:
+            return
+        for waiting, options in pool.ready(now):
+            result = None
+            if options:
+                result = self._book(pool, waiting.ask, waiting.keys, options, choose(options), now, waiting.owner)
+            self._settle(pool, waiting, result)
+
+    def settled(self) -> "list[Settled]":
+        """What became of requests since this was last asked."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def withdraw(self, number: int) -> None:
+        """Nobody wants the answer any more. One that is placed already must be ended instead."""
+        if (waiting := self._waiting.pop(number, None)) is not None:
+            self.pools[waiting.ask.pool].line.remove(number)
+
+    def _settle(self, pool: CorePool, waiting: Waiting, result: Result) -> None:
+        pool.line.remove(waiting.number)
+        del self._waiting[waiting.number]
+        self._settled.append(Settled(waiting.number, waiting.owner, result))
+
+    def _book(
+        self, pool: CorePool, ask: Ask, keys: Keys, options: Sequence[Option], option: Option, now: float, owner: int
+    ) -> Placed:
         self._next += 1
         booking = Booking(
             self._next, owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,
-            max(1, ask.tokens), option.cached, keys, ask.exact,
+            max(1, ask.tokens), option.cached, keys, ask.exact, slow=option.slow,
         )  # fmt: skip
         self._bookings[booking.id] = booking
-        pool.book(booking, options, option, now)
+        pool.book(booking, options, option, now, ask.session)
         return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone)
 
     def explain(self, ask: Ask, now: float) -> list[Candidate]:
@@ -85,6 +152,8 @@ class Core:
         """End everything that `owner` has booked: its process is gone, and its connections to engines with it."""
         for booking in [booking.id for booking in self._bookings.values() if booking.owner == owner]:
             self.ended(booking, _UNSEEN, now)
+        for number in [waiting.number for waiting in self._waiting.values() if waiting.owner == owner]:
+            self.withdraw(number)
 
     # -- endpoints
 
@@ -121,10 +190,13 @@ class Core:
         return self.pools[pool].states() if pool in self.pools else {}
 
     def tick(self, now: float) -> None:
-        """Let go of guesses that have not come true."""
+        """Let go of guesses that have not come true, and of requests that have waited as long as they may."""
         for pool in self.pools.values():
             pool.index.expire(now)
             pool.index.sweep(SWEEP)
+            pool.contexts.expire(now)
+            for waiting in pool.line.overdue(now):
+                self._settle(pool, waiting, Refused(False, pool.wait_s(now)))
 
 
 def _keys(ask: Ask) -> Keys:
@@ -146,4 +218,6 @@ def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | Non
         predicted_s=option.predicted_s,
         chosen=option.name == chosen,
         interference_s=option.interference_s,
+        displaced_s=option.displaced_s,
+        delayed_s=option.delayed_s,
     )

@@ -1,21 +1,29 @@
 """One pool as the core sees it (pure): its endpoints, what each holds, and what its requests showed."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from forebay.router.contexts import Contexts
 from forebay.router.guesses import BLOCK, Guesses
 from forebay.router.health import Condition
 from forebay.router.loads import Booking, Load
-from forebay.router.placement import Option, weigh
-from forebay.router.prefix.blocks import Event, Stored
+from forebay.router.placement import SLOW_SHARE, Option, Others, choose, weigh
+from forebay.router.prefix.blocks import Event, Removed, Stored
 from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Rates, begin_like, blended
 from forebay.router.routing import Ask, EndpointState, Following, Outcome
+from forebay.router.waiting import START_S, Line, Waiting
 
 _NOTHING = Match(0, 0)
+COMING_S = 60.0  # over which arrivals are averaged
+CONTEXT_SMOOTHING = 0.02
+MOVING_SHARE = 0.5  # of its prefill that a conversation pays when it goes elsewhere
+FRESH_S = 0.25  # what is known to be cached of a request that waits is looked up anew after this
+LOOKED = 16  # requests that wait which are weighed at a time, beside those that would go where there is room
 
 
 class Counts(Struct):
@@ -52,9 +60,22 @@ class Member:
         self.own = Rates()
         self.rates = Rates()  # what to reckon with
         self.gone = False  # its process has ended, and what it held with it
+        self.block = GRID  # tokens of a block of its cache
+        self.blocks = 0  # that it held at most
+        self._coming = 0.0
+        self._came_at = 0.0
+        self.full = False  # it has given up blocks for others: it holds no more than it did
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
+
+    def coming(self, now: float) -> float:
+        """Requests a second that were sent there lately."""
+        return self._coming * math.exp((self._came_at - now) / COMING_S)
+
+    def came(self, now: float) -> None:
+        self._coming = self.coming(now) + 1 / COMING_S
+        self._came_at = now
 
     @property
     def followed(self) -> bool:
@@ -70,6 +91,11 @@ class CorePool:
         for endpoint in self.members:
             self.index.attach(endpoint)
         self.guesses = Guesses(self.index)
+        self.contexts = Contexts()
+        self.line = Line()
+        self._context = 0.0  # tokens of a prompt, on average
+        self.unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
+        self._weigh_at = 0.0  # when that may have changed
         self.rates = Rates()
         self.counts = Counts()
         self._turns = 0
@@ -81,30 +107,124 @@ class CorePool:
 
     def weigh(self, ask: Ask, keys: Keys, now: float, *, everyone: bool = False) -> list[Option]:
         """Every endpoint that may be asked; with `everyone`, those that may not as well."""
-        held = self.index.match(keys) if len(keys) else {}
-        options = []
-        for name, member in self.members.items():
-            if everyone or (member.condition.available and name not in ask.exclude):
-                match = held.get(name, _NOTHING)
-                options.append(weigh(ask, member.load, member.rates, match, now))
-        return options
+        return self.options(ask, self.held(keys), now, everyone=everyone)
 
-    def book(self, booking: Booking, options: Sequence[Option], option: Option, now: float) -> None:
+    def held(self, keys: Keys) -> dict[str, Match]:
+        return self.index.match(keys) if len(keys) else {}
+
+    def options(self, ask: Ask, held: Mapping[str, Match], now: float, *, everyone: bool = False) -> list[Option]:
+        return [
+            weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now, self._others(member, now))
+            for name, member in self.members.items()
+            if everyone or (member.condition.available and name not in ask.exclude)
+        ]
+
+    # -- what waits
+
+    def consider(self, waiting: Waiting, now: float) -> list[Option]:
+        if now - waiting.held_at > FRESH_S:
+            waiting.held, waiting.held_at = self.held(waiting.keys), now
+        return self.options(waiting.ask, waiting.held, now)
+
+    def opens(self, name: str, now: float) -> bool:
+        """Whether the endpoint would start more work soon."""
+        member = self.members[name]
+        return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s <= START_S
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until what waits now will have begun, about."""
+        available = sum(member.condition.available for member in self.members.values())
+        return sum(waiting.prefill_s for waiting in self.line) / max(1, available)
+
+    def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
+        """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
+        is to be booked before the next is asked for."""
+        able = [name for name, member in self.members.items() if member.condition.available]
+        opened = {name for name in able if self.opens(name, now)}
+        if able and not opened - self.unwanted and now < self._weigh_at:
+            return
+        self._weigh_at = now + FRESH_S
+        self.unwanted = set()
+        ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
+        looked = 0
+        for waiting in self.line.ordered(now):
+            if looked >= LOOKED and waiting.home not in opened:
+                ahead[waiting.home] = ahead.get(waiting.home, 0.0) + waiting.prefill_s
+                continue
+            looked += 1
+            options = self.consider(waiting, now)
+            for option in options:
+                option.queued_s += ahead[option.name]
+                option.seconds += ahead[option.name]
+            if not options:
+                yield waiting, options
+                continue
+            best = choose(options)
+            waiting.home, waiting.prefill_s = best.name, best.prefill_s
+            if best.name in opened and ahead[best.name] <= START_S:
+                yield waiting, options
+                if not self.opens(best.name, now):
+                    opened.discard(best.name)
+                if not opened:
+                    return
+            else:
+                ahead[best.name] += best.prefill_s
+        self.unwanted = opened
+
+    def _others(self, member: Member, now: float) -> Others:
+        moving_s = MOVING_SHARE * member.rates.effective(self._context, 0) * member.rates.prefill_s
+        return Others(self._displacer(member, now), member.coming(now), moving_s)
+
+    def _displacer(self, member: Member, now: float) -> Callable[[int], float] | None:
+        """None while there is room in its cache, as far as is known."""
+        if not member.full:
+            return None
+        room = max(0, (member.blocks - self._blocks(member)) * member.block - member.load.prefill)
+
+        def displace(tokens: int) -> float:
+            if tokens <= room:
+                return 0.0
+            wanted, behind = self.contexts.displaced(member.name, tokens - room, now)
+            return member.rates.effective(wanted, behind) * member.rates.prefill_s
+
+        return displace
+
+    def _blocks(self, member: Member) -> int:
+        return len(self.index.holder(member.name).holding.held.blocks)
+
+    def book(
+        self, booking: Booking, options: Sequence[Option], option: Option, now: float, session: str = ""
+    ) -> None:
         """Take what `option`, one of `options`, was chosen for."""
         member = self.members[option.name]
         self._turns += 1
         booking.turn = member.load.turn = self._turns
         booking.alone = not member.load.in_flight
+        booking.first = not member.load.waiting
+        member.came(now)
+        self._context += (booking.tokens - self._context) * CONTEXT_SMOOTHING
         member.load.book(booking, now, member.rates.prefill_s)
         self.counts.placed(option, max(one.cached for one in options))
         self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
+        self._remember(booking, member, session, now)
+
+    def _remember(self, booking: Booking, member: Member, session: str, now: float) -> None:
+        found = self.contexts.find(booking.keys, session)
+        tokens = booking.tokens
+        booking.context = self.contexts.placed(found, member.name, tokens, booking.keys, session, now).number
+        if member.full:
+            self.contexts.trim(member.name, member.blocks * member.block)
 
     def apply(self, endpoint: str, events: Sequence[Event]) -> None:
         """KV events, in the order in which the endpoint sent them."""
         self.index.apply(endpoint, events)
         stored = next((event for event in events if type(event) is Stored), None)
+        member = self.members[endpoint]
         if stored is not None and 0 < stored.block_size <= LARGEST:
-            self.members[endpoint].load.block = max(GRID, stored.block_size)
+            member.block = stored.block_size
+            member.load.block = max(GRID, stored.block_size)
+        member.blocks = max(member.blocks, self._blocks(member))
+        member.full = member.full or any(type(event) is Removed for event in events)
 
     # -- what becomes of it
 
@@ -114,13 +234,15 @@ class CorePool:
             return
         member.load.begin(booking)
         member.condition.answered()
-        booking.undisturbed = booking.alone and booking.turn == member.load.turn
+        booking.undisturbed = booking.first and booking.turn == member.load.turn
         self.guesses.begun(booking, now, followed=member.followed and booking.exact)
 
     def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
         member = self.members[booking.endpoint]
         began = not booking.waiting
         member.load.end(booking)
+        left = (outcome.prompt_tokens or booking.tokens) + (outcome.output or 0)
+        self.contexts.ended(booking.context, booking.endpoint, left, outcome.returns, now)
         if not began:
             self.guesses.failed(booking)
             return
@@ -138,18 +260,21 @@ class CorePool:
         for rates in (member.own, self.rates):
             if prefill:
                 assert outcome.first_token_s is not None
-                rates.learn_prefill(self._computed(booking, outcome), outcome.first_token_s)
+                tokens, cached = self._computed(booking, outcome)
+                rates.learn_prefill(tokens, outcome.first_token_s, cached)
             if decode:
                 assert outcome.decode_s is not None
                 rates.learn_decode((outcome.output or 0) - 1, outcome.decode_s)
         for other in self.members.values():
             other.rates = blended(other.own, self.rates)
 
-    def _computed(self, booking: Booking, outcome: Outcome) -> int:
-        """Tokens of prefill as it was in the end: what was booked, set right by what the engine says it had."""
-        if outcome.prompt_tokens is None or outcome.cached is None:
-            return booking.prefill
-        return max(1, booking.prefill + (outcome.prompt_tokens - outcome.cached) - (booking.tokens - booking.cached))
+    def _computed(self, booking: Booking, outcome: Outcome) -> tuple[float, int]:
+        """Tokens of prefill as it was in the end, those loaded from slower tiers by their share; and tokens before them:
+        what was booked, set right by what the engine says it had."""
+        tokens, cached = booking.tokens, booking.cached
+        if outcome.prompt_tokens is not None and outcome.cached is not None:
+            tokens, cached = outcome.prompt_tokens, outcome.cached
+        return max(1, tokens - cached) + booking.slow * SLOW_SHARE, cached
 
     def _compare(self, member: Member, booking: Booking, tokens: int, observed: int, now: float) -> None:
         """What the engine says was cached, of a prompt of `tokens` by its count, against what was taken to be. Where

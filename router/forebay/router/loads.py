@@ -33,6 +33,9 @@ class Booking(Struct):
     alone: bool = False
     waiting: bool = True
     undisturbed: bool = False  # nobody came to the endpoint before its first token
+    first: bool = False  # nothing else waited there for its first token
+    context: int = 0  # the number of its conversation
+    slow: int = 0  # of what is cached, tokens in a slower tier
 
 
 class Load(Struct):
@@ -57,6 +60,12 @@ class Load(Struct):
             return 0.0
         least = LEAST_SHARE * (self.prefill - self.silent)
         return min(float(self.prefill), max(least, self._work - (now - self._at) / rate))
+
+    def ahead(self, now: float, rate: float) -> float:
+        """As `queued`, of requests that say when they begin: others cannot be waited for."""
+        if self.prefill == self.silent:
+            return 0.0
+        return min(float(self.prefill - self.silent), self.queued(now, rate))
 
     def book(self, booking: Booking, now: float, rate: float) -> None:
         self._work = self.queued(now, rate) + booking.prefill

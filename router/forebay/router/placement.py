@@ -1,12 +1,15 @@
 """Which endpoint answers: the one whose answer is predicted to cost the fewest seconds (pure).
 
     seconds = prefill queued ahead + prefill of what is not cached + what other answers there add to this one
+              + prefill of what it pushes out of a full cache, by the chance that it is wanted again
+              + wait of those who come to this endpoint while it is busy with this prompt
 
 A cached prefix counts for the seconds that it saves and no more, so a popular one draws requests only until the queue
-at its holder is worth more than to compute it elsewhere.
+at its holder is worth more than to compute it elsewhere. A copy made to save a wait is paid for by whoever's context it
+pushes out; that price is what keeps conversations where they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -17,6 +20,7 @@ from forebay.router.routing import Ask
 
 SLOW_SHARE = 0.1  # of a token's prefill: to load it from host memory (25 GB/s, 128 KiB a token: 200,000 a second)
 FULL_BATCH = 256  # answers at once (vLLM's --max-num-seqs) at which each is taken to be generated at half the speed
+DELAYED_SHARE = 0.5  # of the waits that a prefill would cause if nobody was let pass (found by simulation)
 TIE_S = 0.002  # predictions closer than this, or than this share, are equal
 TIE_SHARE = 0.05
 
@@ -35,6 +39,8 @@ class Option(Struct):
     output: int  # tokens that are expected to be generated there
     turn: int  # when it was last chosen
     seconds: float
+    displaced_s: float = 0.0
+    delayed_s: float = 0.0
 
     @property
     def predicted_s(self) -> float:
@@ -42,18 +48,40 @@ class Option(Struct):
         return self.queued_s + self.prefill_s
 
 
-def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float) -> Option:
-    """An endpoint by its load, its rates, and what it holds of the prompt."""
+class Others(Struct, frozen=True):
+    """Who else there is at an endpoint. `displace`: tokens that are to be stored → seconds of prefill that those will
+    pay who come back to what is pushed out; None where there is room. `coming`: requests a second that come for what is
+    cached there. `moving_s`: what it costs one of them to go elsewhere."""
+
+    displace: Callable[[int], float] | None = None
+    coming: float = 0.0
+    moving_s: float = 0.0
+
+    def delayed_s(self, prefill_s: float) -> float:
+        """Seconds that those wait who come while an engine is busy with a prefill of so many seconds. Each waits for
+        the rest of it, or goes elsewhere once that costs less."""
+        short = min(prefill_s, self.moving_s)
+        return DELAYED_SHARE * self.coming * (short * short / 2 + self.moving_s * (prefill_s - short))
+
+
+NOBODY = Others()
+
+
+def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float, others: Others = NOBODY) -> Option:
+    """An endpoint by its load, its rates, what it holds of the prompt, and who else uses it."""
     # An engine uses whole blocks of its cache, and always computes the last token.
     cached = min(held.tokens, ask.tokens - 1) // load.block * load.block if held.tokens else 0
     slow = max(0, cached - held.fast)
-    prefill = max(1, ask.tokens - cached + (round(slow * SLOW_SHARE) if slow else 0))
+    fresh = ask.tokens - cached
+    prefill = max(1, rates.effective(fresh, cached) + (round(slow * SLOW_SHARE) if slow else 0))
     queued_s = load.queued(now, rates.prefill_s) * rates.prefill_s if load.prefill else 0.0
     prefill_s = rates.fixed_s + prefill * rates.prefill_s
     interference_s = ask.output * rates.decode_s * load.in_flight / FULL_BATCH
+    displaced_s = others.displace(fresh + ask.output) if others.displace is not None else 0.0
+    delayed_s = others.delayed_s(prefill_s)
     return Option(
         load.endpoint, cached, slow, prefill, queued_s, prefill_s, interference_s, load.in_flight, load.output,
-        load.turn, queued_s + prefill_s + interference_s,
+        load.turn, queued_s + prefill_s + interference_s + displaced_s + delayed_s, displaced_s, delayed_s,
     )  # fmt: skip
 
 

@@ -1,15 +1,19 @@
-"""How long an endpoint takes, learnt from requests that had it to themselves (pure).
+"""How long an endpoint takes, learnt from requests that waited for nobody there (pure).
 
-Time to a first token is a fixed part (the wire, one step of the engine) plus so much for each token that was computed.
-An observation moves each part by a power of seen / expected that grows with the part's share of what was expected: of a
-long prompt it teaches the rate, of one that was nearly all cached the fixed part, so that agents with warm contexts do
-not spoil the rate. Means are geometric, which a few odd times move little.
+    seconds to a first token = fixed + tokens · prefill · (1 + context · tokens before each, on average)
+
+The fixed part is the wire and a step of the engine; `context` says by how much attention over what stands before a
+token lengthens its computing. All three are fitted together (fit.py): long prompts teach the rate, warm agents the fixed
+part, and neither spoils the other. Times between tokens are means, geometric ones, which a few odd times move little.
 """
 
 from msgspec import Struct
 
+from forebay.router.fit import Fit
+
 COLD_FIXED_S = 0.01
 COLD_PREFILL_S = 1 / 2_000  # seconds a prompt token, until a rate is learnt
+COLD_CONTEXT = 1 / 500_000  # of a token's time, for each token before it
 COLD_DECODE_S = 1 / 50  # seconds an output token, until a rate is learnt
 SMOOTHING = 0.05  # weight of a new observation; the first few weigh more
 BOUND = 4.0  # an observation counts as at most this many times what was expected, or as this part of it
@@ -17,24 +21,32 @@ POOLED = 20  # observations' worth of trust in the pool's rates: like replicas d
 
 
 class Rates(Struct):
+    """`prefill_s`: seconds for a token at a context's beginning. `context`: see above, per token."""
+
     fixed_s: float = COLD_FIXED_S
     prefill_s: float = COLD_PREFILL_S
     decode_s: float = COLD_DECODE_S
     prefills: int = 0  # observations
     decodes: int = 0
+    context: float = COLD_CONTEXT
+    fit: Fit | None = None
 
-    def first_token_s(self, tokens: float) -> float:
+    def effective(self, tokens: float, cached: float) -> int:
+        """Tokens at a context's beginning that take as long to compute as `tokens` behind `cached` ones."""
+        return round(tokens * (1 + (cached + tokens / 2) * self.context))
+
+    def first_token_s(self, tokens: float, cached: float = 0.0) -> float:
         """Seconds to the first token of a request that waits for nobody and computes `tokens` of its prompt."""
-        return self.fixed_s + tokens * self.prefill_s
+        return self.fixed_s + self.effective(tokens, cached) * self.prefill_s
 
-    def learn_prefill(self, tokens: float, seconds: float) -> None:
+    def learn_prefill(self, tokens: float, seconds: float, cached: float = 0.0) -> None:
         if tokens <= 0 or seconds <= 0:
             return
-        expected = self.first_token_s(tokens)
-        share = tokens * self.prefill_s / expected
-        moved = _moved(seconds / expected, self.prefills)
-        self.prefill_s *= moved**share
-        self.fixed_s *= moved ** (1 - share)
+        if self.fit is None:
+            self.fit = Fit((self.fixed_s, self.prefill_s, self.prefill_s * self.context))
+        self.fit.learn((1.0, tokens, tokens * (cached + tokens / 2)), seconds)
+        self.fixed_s, self.prefill_s, behind = self.fit.costs
+        self.context = behind / self.prefill_s
         self.prefills += 1
 
     def learn_decode(self, tokens: int, seconds: float) -> None:
@@ -48,7 +60,7 @@ class Rates(Struct):
 def begin_like(own: Rates, pool: Rates) -> None:
     """Before an endpoint's first observation it is taken to be like the others."""
     if not own.prefills:
-        own.fixed_s, own.prefill_s = pool.fixed_s, pool.prefill_s
+        own.fixed_s, own.prefill_s, own.context = pool.fixed_s, pool.prefill_s, pool.context
     if not own.decodes:
         own.decode_s = pool.decode_s
 
@@ -63,6 +75,7 @@ def blended(own: Rates, pool: Rates) -> Rates:
         pool.decode_s + decode * (own.decode_s - pool.decode_s),
         own.prefills,
         own.decodes,
+        pool.context + prefill * (own.context - pool.context),
     )
 
 

@@ -45,7 +45,8 @@ class Ask(Struct, frozen=True):
     """What a placement needs to know of a request. `keys`: the prompt's seeded prefix keys, one for each 32nd token,
     as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer. `stream`: its first
     token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
-    engines know, so KV events never match them."""
+    engines know, so KV events never match them. `patience_s`: how long it may wait for an engine; `waited_s`: how long
+    it has waited already, at earlier attempts. `session`: an opaque name for what the client calls one conversation."""
 
     pool: str
     keys: bytes
@@ -54,6 +55,9 @@ class Ask(Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     stream: bool = True
     exact: bool = True
+    patience_s: float = 60.0
+    waited_s: float = 0.0
+    session: str = ""
 
 
 class Placed(Struct, frozen=True):
@@ -66,9 +70,21 @@ class Placed(Struct, frozen=True):
     alone: bool  # nothing else was in flight there: its times say something about rates
 
 
+class Refused(Struct, frozen=True):
+    """No engine will take the request soon. `full`: too many wait already; else it has waited as long as it may.
+    `retry_s`: seconds until it is worth another try."""
+
+    full: bool
+    retry_s: float
+
+
+Result = Placed | Refused | None  # None: no endpoint is available
+
+
 class Candidate(Struct, frozen=True):
-    """One endpoint as a placement sees it. Seconds are predictions: until the first token, and by how much the answers
-    that are generated there lengthen this one."""
+    """One endpoint as a placement sees it. Seconds are predictions: until the first token, by how much the answers that
+    are generated there lengthen this one, what it costs those whose context is pushed
+    out of the cache there, and how long those wait who come while it is computed."""
 
     endpoint: str
     available: bool
@@ -82,6 +98,8 @@ class Candidate(Struct, frozen=True):
     predicted_s: float
     chosen: bool
     interference_s: float = 0.0
+    displaced_s: float = 0.0
+    delayed_s: float = 0.0
 
 
 class Outcome(Struct, frozen=True):
@@ -92,6 +110,7 @@ class Outcome(Struct, frozen=True):
     output: int | None = None
     first_token_s: float | None = None
     decode_s: float | None = None
+    returns: bool | None = None  # it ended in a tool call: the agent comes back with the result
 
 
 class Router(Protocol):

@@ -1,0 +1,152 @@
+"""One simulated engine (pure): prefill in chunks that running answers share each step with, and a bounded KV cache.
+
+Between two events everything moves at constant rates, so an engine costs a few operations a request, however many steps
+the real one would take. While a prompt is computed, each step takes a chunk of it and one token of every answer:
+
+    step = chunk / prefill rate + answers · seconds an answer adds          (a prompt is being computed)
+    step = step_s + answers · seconds an answer adds                        (none is)
+
+A token at position p takes (1 + p / attention) times the time of the first.
+"""
+
+import heapq
+from collections import deque
+from itertools import count
+
+from msgspec import Struct
+
+from forebay.router.simulation.blocks import Cache, Pin
+from forebay.router.simulation.workload import Turn
+
+_NEVER = float("inf")
+
+
+class EngineSpec(Struct, frozen=True):
+    """`prefill`: tokens a second. `capacity`: tokens of KV cache. `attention`: tokens of context at which computing one
+    more takes twice the time."""
+
+    prefill: float
+    capacity: int
+    block: int
+    chunk: int = 2048
+    step_s: float = 0.02
+    answer_s: float = 0.0002
+    fixed_s: float = 0.02
+    attention: float = 200_000.0
+
+    def prefill_s(self, tokens: int, cached: int) -> float:
+        """Seconds to compute `tokens` behind `cached` ones, on an engine that does nothing else."""
+        return self.fixed_s + tokens / self.prefill * (1 + (cached + tokens / 2) / self.attention)
+
+
+class Request(Struct, eq=False):
+    """One turn on its way. Times are of the simulation, in seconds."""
+
+    number: int
+    conversation: str
+    turn: Turn
+    asked_at: float
+    sent_at: float = 0.0
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    engine: int = -1
+    cached: int = 0  # tokens
+    left_s: float = 0.0  # of prefill
+    pin: Pin | None = None
+
+
+class Engine:
+    """`submit` and `advance` move it to a time; `next_at` says when something happens if nothing else does."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.cache = Cache(max(1, spec.capacity // spec.block))
+        self.waiting: deque[Request] = deque()
+        self.computing: Request | None = None
+        self.version = 0  # changes with everything that moves `next_at`
+        self.computed = 0  # tokens of prefill, so far
+        self.busy_s = 0.0  # with prefill, so far
+        self._answers: list[tuple[float, int, Request]] = []  # by the count of steps at which they end
+        self._steps = 0.0  # tokens that each running answer has got so far
+        self._reserved = 0  # blocks for running answers
+        self._now = 0.0
+        self._order = count()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.waiting) + len(self._answers) + (self.computing is not None)
+
+    def submit(self, request: Request, now: float) -> None:
+        """To be called with the engine at `now` (see `advance`)."""
+        request.sent_at = now
+        self.waiting.append(request)
+        self._start(now)
+        self.version += 1
+
+    def advance(self, now: float) -> tuple[list[Request], list[Request]]:
+        """What began and what ended until `now`, at which at most one thing happens of each kind."""
+        began: list[Request] = []
+        ended: list[Request] = []
+        prefill, step_s = self._rates()
+        passed = now - self._now
+        self._now = now
+        if self.computing is not None:
+            self.computing.left_s -= passed * prefill
+            self.busy_s += passed
+        if self._answers:
+            self._steps += passed / step_s
+        while self._answers and self._answers[0][0] <= self._steps + 1e-9:
+            request = heapq.heappop(self._answers)[2]
+            self._end(request, now)
+            ended.append(request)
+        if self.computing is not None and self.computing.left_s <= 1e-9:
+            request, self.computing = self.computing, None
+            request.began_at = now
+            began.append(request)
+            heapq.heappush(self._answers, (self._steps + request.turn.output - 1, next(self._order), request))
+        if began or ended:
+            self._start(now)
+        self.version += 1
+        return began, ended
+
+    def next_at(self) -> float:
+        prefill, step_s = self._rates()
+        compute = self.computing.left_s / prefill if self.computing is not None else _NEVER
+        answer = max(0.0, self._answers[0][0] - self._steps) * step_s if self._answers else _NEVER
+        return self._now + max(0.0, min(compute, answer))
+
+    def _rates(self) -> tuple[float, float]:
+        """The share of its full rate at which prefill goes on, and seconds a step."""
+        spec, answers = self.spec, len(self._answers) * self.spec.answer_s
+        if self.computing is None:
+            return 0.0, spec.step_s + answers
+        chunk = spec.chunk / spec.prefill
+        return chunk / (chunk + answers), chunk + answers
+
+    def _start(self, now: float) -> None:
+        if self.computing is not None or not self.waiting:
+            return
+        request = self.waiting[0]
+        turn = request.turn
+        answer = -(-turn.output // self.spec.block)
+        if self._answers and not self.cache.room(len(turn.blocks) + self._reserved + answer):
+            return
+        self.waiting.popleft()
+        request.cached = min(self.cache.match(turn.blocks) * self.spec.block, turn.tokens - 1)
+        request.pin = self.cache.pin(turn.blocks, now)
+        self._reserved += answer
+        request.left_s = self.spec.prefill_s(turn.tokens - request.cached, request.cached)
+        self.computed += turn.tokens - request.cached
+        self.computing = request
+
+    def _end(self, request: Request, now: float) -> None:
+        request.ended_at = now
+        assert request.pin is not None
+        self._reserved -= -(-request.turn.output // self.spec.block)
+        kept = request.turn.kept
+        if kept is not None and self.cache.room(len(kept) - len(request.turn.blocks)):
+            more = self.cache.pin(kept, now)
+            self.cache.release(request.pin, now)
+            request.pin = more
+        self.cache.release(request.pin, now)
+        request.pin = None
