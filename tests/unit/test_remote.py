@@ -14,7 +14,7 @@ from forebay.router.routing import Ask, EndpointState, Health, Outcome
 from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
-ASK = Ask("main", b"12345678", 40, 10)
+ASK = Ask("main", b"12345678", 40, 10, session="0123456789abcdef" * 2)
 
 
 @pytest.fixture
@@ -53,13 +53,14 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
         assert router.asked == [ASK]
         client.answered("main", "e-0")
         client.begun(placed.booking)
-        client.ended(placed.booking, Outcome(prompt_tokens=40, cached=8, output=3, first_token_s=0.1))
+        outcome = Outcome(prompt_tokens=40, cached=8, output=3, first_token_s=0.1, returns=True)
+        client.ended(placed.booking, outcome)
         client.failed("main", "e-0", "refused", at_once=True)
         await eventually(lambda: len(router.heard) == 4)
         assert router.heard == [
             ("answered", "main", "e-0"),
             ("begun", 1),
-            ("ended", 1, Outcome(prompt_tokens=40, cached=8, output=3, first_token_s=0.1)),
+            ("ended", 1, outcome),
             ("failed", "main", "e-0", "refused", True),
         ]
         assert await client.place(Ask("nowhere", b"", 1, 1)) is None

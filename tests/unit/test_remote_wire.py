@@ -26,9 +26,19 @@ from forebay.router.remote.wire import (
 from forebay.router.routing import Ask, EndpointState, Following, Health, Outcome, Placed
 
 _ids = st.integers(0, (1 << 63) - 1)
-_asks = st.builds(Ask, st.text(max_size=8), st.binary(max_size=300), _ids, _ids, st.tuples(st.text(max_size=8)))
+_asks = st.builds(
+    Ask,
+    st.text(max_size=8),
+    st.binary(max_size=300),
+    _ids,
+    _ids,
+    st.tuples(st.text(max_size=8)),
+    session=st.text(max_size=32),
+)
 _seconds = st.none() | st.floats(0, 1e6)
-_outcomes = st.builds(Outcome, st.none() | _ids, st.none() | _ids, st.none() | _ids, _seconds, _seconds)
+_outcomes = st.builds(
+    Outcome, st.none() | _ids, st.none() | _ids, st.none() | _ids, _seconds, _seconds, st.none() | st.booleans()
+)
 _messages = st.one_of(
     st.builds(Place, _ids, _asks),
     st.builds(Begun, _ids),

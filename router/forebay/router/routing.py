@@ -45,8 +45,9 @@ class Ask(Struct, frozen=True):
     """What a placement needs to know of a request. `keys`: the prompt's seeded prefix keys, one for each 32nd token,
     as little-endian uint64. `tokens`: of the whole prompt. `output`: tokens expected of the answer. `stream`: its first
     token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
-    engines know, so KV events never match them. `patience_s`: how long it may wait for an engine; `waited_s`: how long
-    it has waited already, at earlier attempts. `session`: an opaque name for what the client calls one conversation."""
+    engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
+    projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
+    long it has waited already, at earlier attempts."""
 
     pool: str
     keys: bytes
@@ -55,9 +56,9 @@ class Ask(Struct, frozen=True):
     exclude: tuple[str, ...] = ()
     stream: bool = True
     exact: bool = True
+    session: str = ""
     patience_s: float = 60.0
     waited_s: float = 0.0
-    session: str = ""
 
 
 class Placed(Struct, frozen=True):
@@ -103,14 +104,16 @@ class Candidate(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """How an attempt ended. What was not seen is None; seconds are from dispatch to first token, and from there on."""
+    """How an attempt ended. What was not seen is None; seconds are from dispatch to first token, and from there on.
+    `returns`: the answer ended in a tool call, whose result the agent will come back with; False where it ended
+    otherwise."""
 
     prompt_tokens: int | None = None
     cached: int | None = None
     output: int | None = None
     first_token_s: float | None = None
     decode_s: float | None = None
-    returns: bool | None = None  # it ended in a tool call: the agent comes back with the result
+    returns: bool | None = None
 
 
 class Router(Protocol):

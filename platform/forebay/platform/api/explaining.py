@@ -9,13 +9,15 @@ from forebay.router import Candidate
 
 
 def explanation(call: Call, candidates: Sequence[Candidate]) -> bytes:
-    """The JSON answer of `/v1/explain/…`. Seconds are predictions, cached tokens what the router knows."""
-    prompt = call.prompt
+    """The JSON answer of `/v1/explain/…`. Seconds are predictions, cached tokens what the router knows. Of the
+    session only which header or member named it."""
+    prompt, session = call.prompt, call.session
     return msgspec.json.encode(
         {
             "object": "forebay.explanation",
             "model": call.model,
             "prompt": {"tokens": prompt.tokens, "exact": prompt.exact, "rung": prompt.rung},
+            "session": {"source": session.source} if session.key else None,
             "candidates": candidates,
         }
     )

@@ -16,6 +16,7 @@ from forebay.platform.api.explaining import explanation
 from forebay.platform.api.layout import Prior
 from forebay.platform.api.prompts import Prompts, Unread
 from forebay.platform.api.requests import Inference, Source, decode
+from forebay.platform.api.session_identity import named_session
 from forebay.platform.api.transcripts import Known
 from forebay.platform.catalogue import Catalogue
 from forebay.platform.config.model import Server
@@ -135,7 +136,7 @@ class Inferences:
         self.gate.enter(principal.project_id)
         try:
             with self.memory.hold(principal.project_id) as held:
-                call = await self._read(api, client, principal, held, _content_length(headers))
+                call = await self._read(api, client, principal, held, headers)
                 await act(call, client)
                 return call.model
         finally:
@@ -153,9 +154,11 @@ class Inferences:
             raise no_router() from error
         await client.answer(explanation(call, candidates))
 
-    async def _read(self, api: str, client: Client, principal: Principal, held: Held, declared: int | None) -> Call:
+    async def _read(
+        self, api: str, client: Client, principal: Principal, held: Held, headers: dict[bytes, bytes]
+    ) -> Call:
         """Returns without the body, so that nothing keeps it while the answer streams."""
-        body = b"".join(await client.body(self._body_limit, declared, held.at_least))
+        body = b"".join(await client.body(self._body_limit, _content_length(headers), held.at_least))
         project = principal.project_id
         known = self.prompts.known(project, api, body)
         inference, source = await self._decode(api, body, known, project)
@@ -172,6 +175,7 @@ class Inferences:
             price_version=entry.price_version(time.time()),
             cache_salt=salt,
             prompt=prompt,
+            session=named_session(project, headers, inference.cache_key),
         )
 
     async def _decode(self, api: str, body: bytes, known: Known | None, project: str) -> tuple[Inference, Source]:

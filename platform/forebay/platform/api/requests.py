@@ -36,7 +36,7 @@ _RENDERED = (  # what a chat template sees beside the messages
 class Inference(Struct, frozen=True):
     """A validated request. `forward` is a JSON object of the members that go to an engine, as they came: objects would
     take up to twenty times the memory. `output`: tokens expected of all its answers. `size`: tokens of its input,
-    guessed from its bytes."""
+    guessed from its bytes. `cache_key`: its `prompt_cache_key`, empty where it has none."""
 
     api: str
     model: str
@@ -49,6 +49,7 @@ class Inference(Struct, frozen=True):
     prompts: int
     output: int
     size: int
+    cache_key: str = ""
 
 
 class ChatSource(Struct, frozen=True):
@@ -144,6 +145,7 @@ def _generation(
         prompts=prompts,
         output=min(limit or EXPECTED_OUTPUT, EXPECTED_OUTPUT) * n * prompts,
         size=size // BYTES_PER_TOKEN,
+        cache_key=request.prompt_cache_key or "",
     )
 
 

@@ -1,5 +1,7 @@
 """`forebay explain`: where a request would be placed now, and what each endpoint would take to answer it."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from forebay.platform.local.stack import read_running
 from forebay.platform.local.tenants import recall
 
 _COLUMNS = ("endpoint", "cached", "slower tier", "in flight", "queued s", "prefill s", "predicted s", "")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a header's name, as HTTP has it
 _ROUTES = {"chat": "chat/completions", "completions": "completions"}
 
 
@@ -23,20 +26,29 @@ _ROUTES = {"chat": "chat/completions", "completions": "completions"}
 @click.option("--api", type=click.Choice(list(_ROUTES)), default=None, help="Default: by the members of the request.")
 @click.option("--base-url", help="A front door, without /v1. Default: the one that `forebay up` runs here.")
 @click.option("--key", envvar="FOREBAY_KEY", show_envvar=True, help="A key with the scope debug. Default: the demo's.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Of the request; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as it came.")
 @click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="Default: ./forebay.yaml.")
 def explain(
-    request: Any, api: str | None, base_url: str | None, key: str | None, path: Path | None, *, as_json: bool
+    request: Any,
+    *,
+    api: str | None,
+    base_url: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    path: Path | None,
+    as_json: bool,
 ) -> None:
     """Show where REQUEST, a file with the JSON body of a request (- for standard input), would be placed.
 
     No engine answers it, and nothing is booked.
     """
     body = request.read()
+    given = _headers(headers)
     if base_url is None or key is None:
         base_url, key = _here(path, base_url, key)
     route = _ROUTES[api or ("completions" if b'"prompt"' in body and b'"messages"' not in body else "chat")]
-    answer = _ask(f"{base_url.rstrip('/')}/v1/explain/{route}", key, body)
+    answer = _ask(f"{base_url.rstrip('/')}/v1/explain/{route}", key, body, given)
     if as_json:
         click.echo(answer)
     else:
@@ -52,8 +64,18 @@ def _here(path: Path | None, base_url: str | None, key: str | None) -> tuple[str
     return base_url or running.base_url, key or found.key  # type: ignore[union-attr]
 
 
-def _ask(url: str, key: str, body: bytes) -> bytes:
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+def _headers(given: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for header in given:
+        name, colon, value = header.partition(":")
+        if not colon or not header.isascii() or not header.isprintable() or not _TOKEN.fullmatch(name):
+            raise click.BadParameter(f"{header!r} is no header: write 'name: value'", param_hint="--header")
+        found[name.lower()] = value.strip()
+    return found
+
+
+def _ask(url: str, key: str, body: bytes, given: dict[str, str]) -> bytes:
+    headers = given | {"authorization": f"Bearer {key}", "content-type": "application/json"}
     try:
         answer = httpx.post(url, content=body, headers=headers, timeout=60.0)
     except httpx.HTTPError as error:
@@ -74,6 +96,8 @@ def _show(answer: dict[str, Any]) -> None:
     prompt = answer["prompt"]
     kind = "exactly" if prompt["exact"] else "about"
     click.echo(f"{answer['model']}: {kind} {prompt['tokens']} prompt tokens (counted by {prompt['rung']})")
+    if session := answer.get("session"):
+        click.echo(f"session: named by {session['source']}")
     table = Table(*_COLUMNS, box=None)
     for one in answer["candidates"]:
         mark = "chosen" if one["chosen"] else "" if one["available"] else one["reason"]

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
+from forebay.platform.api.session_identity import UNNAMED, Session
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
 from forebay.router import Ask, Endpoint, Pool, Prompt, Rung, ServerFields
@@ -32,6 +33,7 @@ class Call(Struct, frozen=True):
     cache_salt: str
     prompt: Prompt
     tier_used: str = DEFAULT_TIER
+    session: Session = UNNAMED
 
     def ask(self, exclude: tuple[str, ...]) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried."""
@@ -44,6 +46,7 @@ class Call(Struct, frozen=True):
             exclude=exclude,
             stream=inference.stream,
             exact=prompt.rung is not Rung.BYTES,
+            session=self.session.key,
         )
 
     def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:

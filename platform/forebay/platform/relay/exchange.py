@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
 MOST_TOKENS = 1 << 31  # in one request, that are believed
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
+_RETURNS = {"tool_calls": True, "function_call": True, "stop": False, "length": False}  # by finish reason
 
 
 class TryElsewhere(Exception):  # noqa: N818 - not an error
@@ -228,7 +229,7 @@ class Exchange:
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        self._ended(self._outcome(usage))
+        self._ended(self._outcome(usage, finish_reason))
         await self._account.close(
             Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
         )
@@ -321,8 +322,9 @@ class Exchange:
         if booking is not None:
             self._router.ended(booking, outcome)
 
-    def _outcome(self, usage: Usage | None) -> Outcome:
-        """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one."""
+    def _outcome(self, usage: Usage | None, finish_reason: str | None) -> Outcome:
+        """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one, and
+        nobody knows which of them the agent goes on with."""
         inference, usage = self._call.inference, usage or Usage()
         one = inference.n * inference.prompts == 1
         seen = inference.stream
@@ -332,6 +334,7 @@ class Exchange:
             output=_plausible(usage.completion_tokens),
             first_token_s=self._first_byte_at - self._patience.sent_at if seen else None,
             decode_s=self._loop.time() - self._first_byte_at if seen and one else None,
+            returns=_RETURNS.get(finish_reason or "") if one else None,
         )
 
 
