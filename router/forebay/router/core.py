@@ -7,6 +7,7 @@ import numpy as np
 from forebay.router.core_pool import CorePool
 from forebay.router.health import Card, Failed, Finding, Well
 from forebay.router.loads import NO_KEYS, Booking
+from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
@@ -28,6 +29,7 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
+        self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._next = 0
 
@@ -121,7 +123,8 @@ class Core:
         return self.pools[pool].states() if pool in self.pools else {}
 
     def tick(self, now: float) -> None:
-        """Let go of guesses that have not come true."""
+        """Let go of guesses that have not come true, and of peers that are silent."""
+        self.peers.expire(now)
         for pool in self.pools.values():
             pool.index.expire(now)
             pool.index.sweep(SWEEP)

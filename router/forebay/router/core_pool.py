@@ -6,7 +6,7 @@ from msgspec import Struct, field
 
 from forebay.router.guesses import BLOCK, Guesses
 from forebay.router.health import Condition
-from forebay.router.loads import Booking, Load
+from forebay.router.loads import Booking, Load, Share
 from forebay.router.placement import Option, weigh
 from forebay.router.prefix.blocks import Event, Stored
 from forebay.router.prefix.index import Index, Match
@@ -160,6 +160,14 @@ class CorePool:
 
     # -- what is heard of endpoints
 
+    def heard(self, member: Member, before: Share, after: Share, now: float) -> None:
+        """A peer's part of an endpoint's load was `before` and is `after`. A request of a peer is as one of ours: it
+        takes the endpoint's turn, and what was there alone is so no more."""
+        if after.booked > before.booked:
+            self._turns += 1
+            member.load.turn = self._turns
+        member.load.hear(before, after, now, member.rates.prefill_s)
+
     def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
         """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, as
         does one whose events go on: something before it refused."""
@@ -196,7 +204,7 @@ class CorePool:
                 max_model_len=member.condition.max_model_len,
                 lora=member.condition.lora,
                 events=member.following,
-                in_flight=member.load.in_flight,
+                in_flight=member.load.own.in_flight,
             )
             for member in self.members.values()
         }
