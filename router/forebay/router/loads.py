@@ -114,27 +114,25 @@ class Load(Struct):
 
     def hear(self, before: Share, after: Share, now: float, rate: float) -> None:
         """One peer's part was `before` and is `after`. What it has booked since is behind what was there already."""
-        came = min(max(0, after.booked - before.booked), after.prefill)
-        ahead = self.queued(now, rate)
+        came = min(after.booked - before.booked, after.prefill)
+        ahead = self.queued(now, rate) if came > 0 else 0.0
         self._replace(before, after)
-        self._work = min(ahead + came, float(self.prefill))
-        self._at = now
+        if came > 0:
+            self._work = min(ahead + came, float(self.prefill))
+            self._at = now
 
     def forget(self, share: Share) -> None:
         """A peer's part is over."""
         self._replace(share, NOTHING)
 
     def _replace(self, before: Share, after: Share) -> None:
-        change = Share(
-            after.in_flight - before.in_flight, after.output - before.output, after.prefill - before.prefill,
-            after.silent - before.silent,
-        )  # fmt: skip
-        self.in_flight += change.in_flight
-        self.output += change.output
-        self.prefill += change.prefill
-        self.silent += change.silent
+        in_flight, output = after.in_flight - before.in_flight, after.output - before.output
+        prefill, silent = after.prefill - before.prefill, after.silent - before.silent
+        self.in_flight += in_flight
+        self.output += output
+        self.prefill += prefill
+        self.silent += silent
         peers = self.peers
         self.peers = Share(
-            peers.in_flight + change.in_flight, peers.output + change.output, peers.prefill + change.prefill,
-            peers.silent + change.silent,
-        )  # fmt: skip
+            peers.in_flight + in_flight, peers.output + output, peers.prefill + prefill, peers.silent + silent
+        )

@@ -27,6 +27,8 @@ from forebay.router import Contact, Entry, Peers, Report, Sharing
 log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 0.025
+FOR_EACH_PEER_S = 0.003  # at least, so that hearing all of them stays a small part of a core however many they are
+ALONE_S = 0.25
 HEARTBEAT_S = 1.0
 SILENT_S = 2.5  # without any report, our own among them: the connection is dead and does not say so
 DEADLINE_S = 0.25  # for each step: nobody waits for it, and a busy process shall not take Valkey to be away
@@ -86,7 +88,7 @@ class LoadLink:
                     told, self._due = entries, now + HEARTBEAT_S
                     await client.publish(self._channel, encoded(Report(self.replica, self._number, entries)))
                     _REPORTS.labels("told").inc()
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(max(TELL_EVERY_S, FOR_EACH_PEER_S * len(self._peers)) if len(self._peers) else ALONE_S)
         if hearing.done():
             hearing.result()
 
@@ -98,6 +100,7 @@ class LoadLink:
             if message is not None:
                 last = now
                 self._take(message["data"], now)
+                await asyncio.sleep(0)  # of many that wait, each is read without a pause
             elif now - last >= SILENT_S:
                 raise TimeoutError
 
