@@ -88,8 +88,14 @@ def test_what_a_peer_says_again_is_not_new_work_and_what_it_booked_since_is() ->
     table.now += 2.0
     heard(table, ("a", busy(8_000)), number=2)
     assert table.explain(("x", 100))["a"].queued_s == pytest.approx(2.0)
-    heard(table, ("a", busy(8_000, booked=16_000)), number=3)  # the first has begun, another as long has come
-    assert table.explain(("x", 100))["a"].queued_s == pytest.approx(4.0)
+    heard(table, ("a", Share(2, 64, 8_000, 0, 8_000)), number=3)  # an answer began that was not heard of before
+    assert table.explain(("x", 100))["a"].queued_s == pytest.approx(2.0)
+    heard(table, ("a", Share(3, 64, 9_000, 0, 9_000)), number=4)
+    assert table.explain(("x", 100))["a"].queued_s == pytest.approx(2.5)
+    heard(table, ("a", busy(9_000, booked=18_000)), number=5)  # all of it has begun, another as long has come
+    assert table.explain(("x", 100))["a"].queued_s == pytest.approx(4.5)
+    table.now += 1.5
+    assert table.explain(("x", 100))["a"].queued_s == pytest.approx(3.0)
 
 
 def test_one_queue_is_worked_off_once() -> None:
@@ -185,13 +191,15 @@ def test_peers_and_their_reports_are_bounded() -> None:
 def test_an_endpoint_that_comes_again_under_its_name_has_nothing_of_the_first() -> None:
     table = Table("a", "b")
     heard(table, ("a", busy(100)))
-    fresh = Table("a").pool.members["a"]
-    table.pool.members["a"] = fresh
+    table.pool.members["a"] = Table("a").pool.members["a"]
     heard(table, number=2)
     assert table.idle()
     heard(table, ("a", busy(100)), number=3)
+    table.pool.members["a"] = Table("a").pool.members["a"]
+    heard(table, ("a", busy(100)), number=4)
+    assert table.loads() == {"a": (1, 100, 64), "b": (0, 0, 0)}
     del table.pool.members["a"]
-    heard(table, ("a", busy(200)), ("b", busy(7)), number=4)
+    heard(table, ("a", busy(200)), ("b", busy(7)), number=5)
     assert table.loads() == {"b": (1, 7, 64)}
 
 
