@@ -59,8 +59,10 @@ class LoadLink:
         while not ending():
             try:
                 await self._connected()
-            except ERRORS as error:
+            except Exception as error:
                 self._be(Sharing.DOWN, type(error).__name__)  # its text may name what it should not
+                if not isinstance(error, ERRORS):
+                    raise
             await asyncio.sleep(RETRY_S)
 
     async def _connected(self) -> None:
