@@ -93,9 +93,9 @@ def config(state: Path, engines: Sequence[Engine], **changes: Any) -> Config:
 
 
 @asynccontextmanager
-async def opened(configured: Config, postgres: str, valkey: str) -> AsyncIterator[Door]:
+async def opened(configured: Config, postgres: str, valkey: str, tenant_name: str = "acme") -> AsyncIterator[Door]:
     async with running(configured, postgres_url=postgres, valkey_url=valkey) as service, listening(service):
-        tenant = await service.tenancy.create_tenant("acme")
+        tenant = await service.tenancy.create_tenant(tenant_name)
         project = await service.tenancy.create_project(tenant.id, "main")
         issued = await service.tenancy.create_key(project.id, scopes=SCOPES)
         door = Door(service, issued.secret, issued.key.id)

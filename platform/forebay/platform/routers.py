@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.sharing.link import LoadLink
+from forebay.platform.sharing.wire import channel_of
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
@@ -14,8 +16,9 @@ from forebay.router import EndpointSpec, RouterService, Weights
 
 
 @asynccontextmanager
-async def routed(config: Config) -> AsyncIterator[RouterService]:
-    """A started router, which knows what its engines hold as soon as it can. What it knows is kept for the next."""
+async def routed(config: Config, valkey_url: str) -> AsyncIterator[RouterService]:
+    """A started router, which knows what its engines hold as soon as it can. What it knows is kept for the next; what
+    it has booked is shared with other front doors. Raises `StoreError`."""
     specs, file = specs_of(config), path_of(config.stores.state_dir, replica_name())
     async with AsyncExitStack() as stack:
         service = RouterService(
@@ -30,6 +33,9 @@ async def routed(config: Config) -> AsyncIterator[RouterService]:
         stack.push_async_callback(keep, service, file)
         stack.push_async_callback(end, background("router", service.run))
         stack.push_async_callback(end, background("snapshot", lambda: keeping(service, file)))
+        if config.router.share_load:
+            link = LoadLink(service.core.peers, valkey_url, channel_of(config), replica_name())
+            stack.push_async_callback(end, background("shared load", link.run))
         yield service
 
 

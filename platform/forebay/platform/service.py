@@ -175,7 +175,7 @@ async def running(
         ticker = Ticker(pools)
         stack.callback(ticker.close)
         stack.push_async_callback(end, background("connections", ticker.run))
-        routing = None if seat is not None else await stack.enter_async_context(routed(config))
+        routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})

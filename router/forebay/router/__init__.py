@@ -3,6 +3,7 @@
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Ticker
 from forebay.router.local import LocalRouter, RouterService
+from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
 from forebay.router.prefix.keys import Weights, seeded
 from forebay.router.prefix.snapshot import Loading, SnapshotError, dump
 from forebay.router.prompt.chat import Chat, TemplateError
@@ -42,9 +43,11 @@ __all__ = [
     "Checkpoint",
     "Client",
     "Connection",
+    "Contact",
     "Endpoint",
     "EndpointSpec",
     "EndpointState",
+    "Entry",
     "Following",
     "FrameError",
     "Framer",
@@ -56,18 +59,22 @@ __all__ = [
     "Memory",
     "Node",
     "Outcome",
+    "Peers",
     "Placed",
     "Pool",
     "Prompt",
     "Prompter",
     "Read",
+    "Refusal",
     "RemoteRouter",
+    "Report",
     "Router",
     "RouterServer",
     "RouterService",
     "RouterUnavailable",
     "Rung",
     "ServerFields",
+    "Sharing",
     "SnapshotError",
     "SocketInUseError",
     "Template",

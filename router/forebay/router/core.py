@@ -8,6 +8,7 @@ from msgspec import Struct
 from forebay.router.core_pool import CorePool
 from forebay.router.health import Card, Failed, Finding, Well
 from forebay.router.loads import NO_KEYS, Booking
+from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
@@ -38,6 +39,7 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
+        self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}
         self._settled: list[Settled] = []
@@ -190,7 +192,9 @@ class Core:
         return self.pools[pool].states() if pool in self.pools else {}
 
     def tick(self, now: float) -> None:
-        """Let go of guesses that have not come true, and of requests that have waited as long as they may."""
+        """Let go of guesses that have not come true, of peers that are silent, and of requests that have waited as long as
+        they may."""
+        self.peers.expire(now)
         for pool in self.pools.values():
             pool.index.expire(now)
             pool.index.sweep(SWEEP)

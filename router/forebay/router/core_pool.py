@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from forebay.router.contexts import Contexts
 from forebay.router.guesses import BLOCK, Guesses
 from forebay.router.health import Condition
-from forebay.router.loads import Booking, Load
+from forebay.router.loads import Booking, Load, Share
 from forebay.router.placement import SLOW_SHARE, Option, Others, choose, weigh
 from forebay.router.prefix.blocks import Event, Removed, Stored
 from forebay.router.prefix.index import Index, Match
@@ -200,7 +200,7 @@ class CorePool:
         self._turns += 1
         booking.turn = member.load.turn = self._turns
         booking.alone = not member.load.in_flight
-        booking.first = not member.load.waiting
+        booking.first = not member.load.prefill
         member.came(now)
         self._context += (booking.tokens - self._context) * CONTEXT_SMOOTHING
         member.load.book(booking, now, member.rates.prefill_s)
@@ -285,6 +285,14 @@ class CorePool:
 
     # -- what is heard of endpoints
 
+    def heard(self, member: Member, before: Share, after: Share, now: float) -> None:
+        """A peer's part of an endpoint's load was `before` and is `after`. A request of a peer is as one of ours: it
+        takes the endpoint's turn, and what was there alone is so no more."""
+        if after.booked > before.booked:
+            self._turns += 1
+            member.load.turn = self._turns
+        member.load.hear(before, after, now, member.rates.prefill_s)
+
     def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
         """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, as
         does one whose events go on: something before it refused."""
@@ -321,7 +329,7 @@ class CorePool:
                 max_model_len=member.condition.max_model_len,
                 lora=member.condition.lora,
                 events=member.following,
-                in_flight=member.load.in_flight,
+                in_flight=member.load.own.in_flight,
             )
             for member in self.members.values()
         }

@@ -1,7 +1,8 @@
 """What is booked on an endpoint (pure): prompts that are still to be computed, and answers that are being generated.
 
 Booked in whole tokens, so that what is given back is exactly what was taken. A booking ends with its attempt and never
-by its age: an engine that is slow is not thereby free.
+by its age: an engine that is slow is not thereby free. What other front doors have booked there counts with ours
+(`peers`), since one engine works off all of it.
 """
 
 import numpy as np
@@ -38,18 +39,35 @@ class Booking(Struct):
     slow: int = 0  # of what is cached, tokens in a slower tier
 
 
+class Share(Struct, frozen=True, array_like=True):
+    """What one front door has booked on an endpoint. `booked`: tokens of prefill that it has booked there since it
+    started, so that what came between two reports is seen although as much has begun."""
+
+    in_flight: int = 0
+    output: int = 0
+    prefill: int = 0
+    silent: int = 0
+    booked: int = 0
+
+
+NOTHING = Share()
+
+
 class Load(Struct):
-    """Sums over the bookings of one endpoint. `turn`: the pool's number of placements when it was last chosen.
-    `block`: tokens of a block of its engine's cache, where those are more than lie between two keys."""
+    """Sums over the bookings of one endpoint, other front doors' among them: `peers` is their part, `own` the rest.
+    `turn`: the pool's number of placements when it was last chosen. `block`: tokens of a block of its engine's cache,
+    where those are more than lie between two keys."""
 
     endpoint: str
     block: int = GRID
     turn: int = 0
     in_flight: int = 0
     output: int = 0
-    waiting: int = 0  # requests that have not begun
-    prefill: int = 0  # their tokens
+    waiting: int = 0  # requests of ours that have not begun
+    prefill: int = 0  # tokens of requests that have not begun
     silent: int = 0  # of those, tokens of requests that do not say when they begin
+    booked: int = 0  # tokens of prefill that we have ever booked
+    peers: Share = NOTHING
     _work: float = 0.0  # tokens left at `_at`, if the engine has worked all the time since
     _at: float = 0.0
 
@@ -74,6 +92,7 @@ class Load(Struct):
         self.output += booking.output
         self.waiting += 1
         self.prefill += booking.prefill
+        self.booked += booking.prefill
         if not booking.tells:
             self.silent += booking.prefill
 
@@ -92,3 +111,37 @@ class Load(Struct):
         self.begin(booking)
         self.in_flight -= 1
         self.output -= booking.output
+
+    @property
+    def own(self) -> Share:
+        """What we have booked ourselves."""
+        peers = self.peers
+        return Share(
+            self.in_flight - peers.in_flight, self.output - peers.output, self.prefill - peers.prefill,
+            self.silent - peers.silent, self.booked,
+        )  # fmt: skip
+
+    def hear(self, before: Share, after: Share, now: float, rate: float) -> None:
+        """One peer's part was `before` and is `after`. What it has booked since is behind what was there already."""
+        came = min(after.booked - before.booked, after.prefill)
+        ahead = self.queued(now, rate) if came > 0 else 0.0
+        self._replace(before, after)
+        if came > 0:
+            self._work = min(ahead + came, float(self.prefill))
+            self._at = now
+
+    def forget(self, share: Share) -> None:
+        """A peer's part is over."""
+        self._replace(share, NOTHING)
+
+    def _replace(self, before: Share, after: Share) -> None:
+        in_flight, output = after.in_flight - before.in_flight, after.output - before.output
+        prefill, silent = after.prefill - before.prefill, after.silent - before.silent
+        self.in_flight += in_flight
+        self.output += output
+        self.prefill += prefill
+        self.silent += silent
+        peers = self.peers
+        self.peers = Share(
+            peers.in_flight + in_flight, peers.output + output, peers.prefill + prefill, peers.silent + silent
+        )

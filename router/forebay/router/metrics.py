@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from forebay.router.core import Core
 from forebay.router.core_pool import CorePool, Member
+from forebay.router.peers import Sharing
 from forebay.router.routing import Following
 
 _ENDPOINT = ["pool", "endpoint"]
@@ -25,18 +26,25 @@ class _Routers(Collector):
         yield from _endpoints([(pool, member, now) for pool, now in pools for member in pool.members.values()])
         yield from _pools([pool for pool, _ in pools])
         yield from _indexes([pool for pool, _ in pools])
+        sharing = [core for core in self.cores if core.peers.contact.sharing is not Sharing.OFF]
+        if sharing:
+            yield from _peers(sharing)
 
 
 def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
         "forebay_endpoint_up", "1 while an endpoint is taken to be able to answer", labels=_ENDPOINT
     )
-    flight = GaugeMetricFamily("forebay_endpoint_in_flight", "Requests at an endpoint", labels=_ENDPOINT)
+    flight = GaugeMetricFamily(
+        "forebay_endpoint_in_flight", "Requests at an endpoint, of this front door", labels=_ENDPOINT
+    )
     booked = GaugeMetricFamily(
-        "forebay_endpoint_booked_seconds", "Predicted seconds of prefill queued at an endpoint", labels=_ENDPOINT
+        "forebay_endpoint_booked_seconds", "Predicted seconds of prefill queued at an endpoint, of all front doors",
+        labels=_ENDPOINT,
     )
     output = GaugeMetricFamily(
-        "forebay_endpoint_booked_output_tokens", "Tokens expected to be generated at an endpoint", labels=_ENDPOINT
+        "forebay_endpoint_booked_output_tokens", "Tokens expected to be generated at an endpoint, for this front door",
+        labels=_ENDPOINT,
     )
     rate = GaugeMetricFamily("forebay_endpoint_seconds_per_token", "Learnt rates", labels=[*_ENDPOINT, "phase"])
     fixed = GaugeMetricFamily(
@@ -46,11 +54,11 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
         "forebay_endpoint_events", "1 for how an endpoint's KV events are known", labels=[*_ENDPOINT, "state"]
     )
     for pool, member, now in members:
-        labels, rates = [pool.name, member.name], member.rates
+        labels, rates, own = [pool.name, member.name], member.rates, member.load.own
         up.add_metric(labels, float(member.condition.available))
-        flight.add_metric(labels, member.load.in_flight)
+        flight.add_metric(labels, own.in_flight)
         booked.add_metric(labels, member.load.queued(now, rates.prefill_s) * rates.prefill_s)
-        output.add_metric(labels, member.load.output)
+        output.add_metric(labels, own.output)
         rate.add_metric([*labels, "prefill"], rates.prefill_s)
         rate.add_metric([*labels, "decode"], rates.decode_s)
         fixed.add_metric(labels, rates.fixed_s)
@@ -107,6 +115,26 @@ def _indexes(pools: list[CorePool]) -> Iterator[Metric]:
         for kind, count in msgspec.structs.asdict(sizes.counts).items():
             oddities.add_metric([pool.name, kind], count)
     yield from (blocks, keys, waiting, oddities)
+
+
+def _peers(cores: list[Core]) -> Iterator[Metric]:
+    """Of routers that share their load."""
+    up = GaugeMetricFamily("forebay_load_shared", "1 while load is exchanged with other front doors")
+    peers = GaugeMetricFamily("forebay_load_peers", "Other front doors whose load is reckoned with")
+    booked = GaugeMetricFamily(
+        "forebay_endpoint_peers_load", "What other front doors have booked at an endpoint: requests, tokens",
+        labels=[*_ENDPOINT, "what"],
+    )  # fmt: skip
+    for core in cores:
+        up.add_metric([], float(core.peers.contact.sharing is Sharing.UP))
+        peers.add_metric([], len(core.peers))
+        for pool in core.pools.values():
+            for member in pool.members.values():
+                share, labels = member.load.peers, [pool.name, member.name]
+                booked.add_metric([*labels, "requests"], share.in_flight)
+                booked.add_metric([*labels, "prefill"], share.prefill)
+                booked.add_metric([*labels, "output"], share.output)
+    yield from (up, peers, booked)
 
 
 _routers = _Routers()

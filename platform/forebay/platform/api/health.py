@@ -7,6 +7,7 @@ from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from forebay.platform.service import Service
+from forebay.platform.sharing.report import is_well, of_load
 from forebay.platform.workers.view import Status
 from forebay.router import EndpointState, Following
 
@@ -26,7 +27,9 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     answering = any(available) or not service.pools
     ready = service.spool.accepting and not service.draining and answering and service.routes
     readable = all(one.events is not Following.UNDECODABLE for states in endpoints.values() for one in states.values())
-    well = ready and all(s.up for s in service.stores.states.values()) and all(available) and readable
+    sharing = of_load(service.routing.core.peers) if service.routing is not None else None
+    stored = all(s.up for s in service.stores.states.values())
+    well = ready and stored and all(available) and readable and is_well(sharing)
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
@@ -36,6 +39,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
             "unshipped": service.spool.unshipped,
         },
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
+        **({"load_sharing": sharing} if sharing else {}),
         "prompts": service.inferences.prompts.report(),
     }
 

@@ -82,6 +82,9 @@ class Router(_Section, frozen=True):
     warm_start_timeout: Annotated[
         Seconds, Meta(description="Seconds that a start waits for peers and engines to tell what is cached.")
     ] = 10.0
+    share_load: Annotated[
+        bool, Meta(description="Tell other front doors through Valkey what is booked here, and reckon with theirs.")
+    ] = True
     blocks_per_endpoint: Annotated[
         int, Meta(ge=1024, le=1 << 26, description="KV-cache blocks remembered of one endpoint; the newest stay.")
     ] = 1 << 20

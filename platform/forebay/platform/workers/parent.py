@@ -14,6 +14,7 @@ from forebay.platform.config.model import Config
 from forebay.platform.routers import replica_name, routed
 from forebay.platform.server import Stop, bind, first_of, raise_file_limit, until_signalled
 from forebay.platform.service import prepare
+from forebay.platform.sharing.report import of_load
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.serving import QUERY, Snapshots
 from forebay.platform.workers import gathered
@@ -34,7 +35,7 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
     async with until_signalled() as stop, AsyncExitStack() as stack:
         listener = stack.enter_context(bind(config.server.host, config.server.port))
         await prepare(config, postgres_url)
-        service = await stack.enter_async_context(routed(config))
+        service = await stack.enter_async_context(routed(config, valkey_url))
         server = RouterServer(service.shared, [pool.name for pool in config.pools], socket_path(config))
         Answers(service, server, config.server.workers).register()
         await stack.enter_async_context(server)
@@ -104,4 +105,5 @@ class Answers:
 
     def _status(self) -> bytes:
         ready = self._service.ready
-        return msgspec.json.encode(Status(ready, {"status": "ok" if ready else "warming up"}))
+        body = {"status": "ok" if ready else "warming up", "load_sharing": of_load(self._service.core.peers)}
+        return msgspec.json.encode(Status(ready, body))

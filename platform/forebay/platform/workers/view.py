@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from forebay.platform.sharing.report import is_well
 from forebay.platform.workers import gathered
 from forebay.router import RemoteRouter, RouterUnavailable
 
@@ -64,12 +65,14 @@ def together(own: Status, others: Mapping[str, Status | None]) -> tuple[bool, di
     router = others.get(ROUTER)
     workers = {name: status for name, status in others.items() if name != ROUTER}
     ready = router is not None and router.ready and any(status and status.ready for status in workers.values())
-    well = ready and all(status and status.body["status"] == "ok" for status in workers.values())
+    sharing = router.body.get("load_sharing") if router is not None else None
+    well = ready and all(status and status.body["status"] == "ok" for status in workers.values()) and is_well(sharing)
     return ready, {
         **own.body,
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "spool": _spools([status.body["spool"] for status in workers.values() if status] or [own.body["spool"]]),
-        "router": router.body if router is not None else {"status": "away"},
+        **({"load_sharing": sharing} if sharing else {}),
+        "router": {"status": router.body["status"] if router is not None else "away"},
         "workers": {name: _worker(status) for name, status in workers.items()},
     }
 

@@ -1,0 +1,147 @@
+"""Tells other front doors what this one has booked, and hears the same of them.
+
+A report is published, so that it is there at once, and nothing of it stays in Valkey: who hears it lets go of it by its
+own clock. So a process that is killed leaves nothing behind, nothing is read or written for a request, and what was
+lost on the way is made good by the next report, which is always whole. Reports go out when something has changed, at
+most every `TELL_EVERY_S`, and once in `HEARTBEAT_S` all the same. A front door hears its own as well: that is how it
+knows that others can.
+
+Placement reads sums in memory and waits for none of this.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import AsyncExitStack
+
+from prometheus_client import Counter
+from valkey.asyncio import Valkey
+from valkey.asyncio.client import PubSub
+
+from forebay.platform.sharing.wire import WireError, decoded, encoded
+from forebay.platform.stores.valkey import ERRORS, create_client
+from forebay.platform.tasks import end, ending
+from forebay.router import Contact, Entry, Peers, Report, Sharing
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY_S = 0.025
+FOR_EACH_PEER_S = 0.003  # at least, so that hearing all of them stays a small part of a core however many they are
+ALONE_S = 0.25
+HEARTBEAT_S = 1.0
+SILENT_S = 2.5  # without any report, our own among them: the connection is dead and does not say so
+DEADLINE_S = 0.25  # for each step: nobody waits for it, and a busy process shall not take Valkey to be away
+RETRY_S = 0.5
+
+_REPORTS = Counter("forebay_load_reports_total", "Reports on load: told, heard, or of no use", ["what"])
+
+
+class LoadLink:
+    """One process's link to its peers. `run` keeps it up. Raises `StoreError` for a URL that is none of Valkey's."""
+
+    def __init__(self, peers: Peers, url: str, channel: str, name: str) -> None:
+        self.replica = f"{name[:128]}-{os.urandom(6).hex()}"  # a process that is started again is another one
+        self._peers = peers
+        self._url = url
+        self._channel = channel
+        self._number = 0
+        self._due = 0.0  # when to tell, whether or not anything has changed
+        self._complained: set[str] = set()
+        create_client(url)  # a URL that is wrong ends the start, not each attempt
+        self._be(Sharing.STARTING)
+
+    def __repr__(self) -> str:
+        return f"<LoadLink {self.replica} {self._peers.contact.sharing} [{len(self._peers)} peers]>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while not ending():
+            try:
+                await self._connected()
+            except Exception as error:
+                self._be(Sharing.DOWN, type(error).__name__)  # its text may name what it should not
+                if not isinstance(error, ERRORS):
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def _connected(self) -> None:
+        """Until the connection breaks."""
+        async with AsyncExitStack() as stack:
+            client = create_client(self._url, deadline=DEADLINE_S, max_connections=4)
+            stack.push_async_callback(client.aclose)
+            heard = client.pubsub(ignore_subscribe_messages=True)
+            stack.push_async_callback(heard.aclose)
+            await heard.subscribe(self._channel)
+            hearing = asyncio.create_task(self._hear(heard))
+            stack.push_async_callback(_over, hearing)
+            self._due = 0.0
+            await self._tell(client, hearing)
+
+    async def _tell(self, client: Valkey, hearing: "asyncio.Task[None]") -> None:
+        """Until `hearing` is over; raises what it raised."""
+        told: list[Entry] | None = None
+        while not hearing.done() and not ending():
+            now = time.monotonic()
+            if now >= self._due or len(self._peers):
+                entries = self._peers.own()
+                if now >= self._due or entries != told:
+                    self._number += 1
+                    told, self._due = entries, now + HEARTBEAT_S
+                    await client.publish(self._channel, encoded(Report(self.replica, self._number, entries)))
+                    _REPORTS.labels("told").inc()
+            await asyncio.sleep(max(TELL_EVERY_S, FOR_EACH_PEER_S * len(self._peers)) if len(self._peers) else ALONE_S)
+        if hearing.done():
+            hearing.result()
+
+    async def _hear(self, heard: PubSub) -> None:
+        last = time.monotonic()
+        while not ending():
+            message = await heard.get_message(timeout=SILENT_S)
+            now = time.monotonic()
+            if message is not None:
+                last = now
+                self._take(message["data"], now)
+                await asyncio.sleep(0)  # of many that wait, each is read without a pause
+            elif now - last >= SILENT_S:
+                raise TimeoutError
+
+    def _take(self, data: object, now: float) -> None:
+        try:
+            report = decoded(data)
+        except WireError as error:
+            self._refuse(str(error))
+            return
+        if report.replica == self.replica:
+            self._be(Sharing.UP)
+            return
+        known = len(self._peers)
+        refusal = self._peers.hear(report, now)
+        if refusal is not None:
+            self._refuse(refusal.value)
+            return
+        _REPORTS.labels("heard").inc()
+        if len(self._peers) > known:
+            self._due = 0.0  # a newcomer shall not wait to hear of us
+
+    def _refuse(self, why: str) -> None:
+        _REPORTS.labels("refused").inc()
+        if why not in self._complained:
+            self._complained.add(why)
+            log.warning("reports on the load of another front door are of no use: %s", why)
+
+    def _be(self, sharing: Sharing, error: str = "") -> None:
+        before = self._peers.contact
+        if before.sharing is sharing:
+            return
+        self._peers.contact = Contact(sharing, time.time(), error)
+        if sharing is Sharing.UP:
+            log.info("load is shared with other front doors")
+        elif sharing is Sharing.DOWN:
+            log.warning("load is not shared, placing by what this front door has booked itself: %s", error)
+
+
+async def _over(task: "asyncio.Task[None]") -> None:
+    """End it; what it raised is known already, or of no interest."""
+    await end(task)
+    await asyncio.gather(task, return_exceptions=True)
