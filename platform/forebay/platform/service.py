@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
-from forebay.router import Memory, Pool, RemoteRouter, Router, RouterService, Ticker
+from forebay.router import EndpointSpec, Memory, Pool, RemoteRouter, Router, RouterService, Ticker
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,9 @@ async def running(
         stack.push_async_callback(end, background("connections", ticker.run))
         routing = None if seat is not None else await stack.enter_async_context(routed(config))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
+        relay = Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every)
+        roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
+        roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
@@ -195,7 +198,7 @@ async def running(
             router=router,
             spool=spool,
             server=config.server,
-            relay=Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
+            relay=relay,
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
         stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
@@ -214,6 +217,14 @@ async def running(
             inferences=inferences,
             stores=stores,
         )
+
+
+def _keep(pools: list[Pool], relay: Relay, name: str, specs: Collection[EndpointSpec]) -> None:
+    """Follow the router's endpoints."""
+    for pool in pools:
+        if pool.name == name:
+            for gone in pool.keep(specs):
+                relay.forget(name, gone)
 
 
 def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:

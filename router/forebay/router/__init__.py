@@ -1,7 +1,7 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
-from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Ticker
+from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
 from forebay.router.local import LocalRouter, RouterService
 from forebay.router.prefix.keys import Weights, seeded
 from forebay.router.prefix.snapshot import Loading, SnapshotError, dump
@@ -62,6 +62,7 @@ __all__ = [
     "Prompter",
     "Read",
     "RemoteRouter",
+    "Roster",
     "Router",
     "RouterServer",
     "RouterService",

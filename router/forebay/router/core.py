@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from forebay.router.core_pool import CorePool
-from forebay.router.health import Card, Failed, Finding, Well
+from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
@@ -67,7 +67,7 @@ class Core:
             return []
         options = pool.weigh(ask, _keys(ask), now, everyone=True)
         states = pool.states()
-        eligible = [option for option in options if states[option.name].available and option.name not in ask.exclude]
+        eligible = [option for option in options if states[option.name].open and option.name not in ask.exclude]
         chosen = choose(eligible).name if eligible else None
         return [_candidate(option, states[option.name], ask, chosen) for option in options]
 
@@ -88,6 +88,22 @@ class Core:
 
     # -- endpoints
 
+    def add(self, pool: str, endpoint: str) -> None:
+        """One more endpoint, of which nothing is known. One that is there already stays as it is."""
+        if endpoint not in self.pools[pool].members:
+            self.pools[pool].add(endpoint)
+
+    def remove(self, pool: str, endpoint: str) -> None:
+        """It is picked no more. What is booked on it has ended: whatever is told of those bookings later is nothing."""
+        for booking in [one.id for one in self._bookings.values() if (one.pool, one.endpoint) == (pool, endpoint)]:
+            del self._bookings[booking]
+        self.pools[pool].remove(endpoint)
+
+    def drain(self, pool: str, endpoint: str, why: str) -> None:
+        """Send it nothing new, while what runs there goes on; with an empty `why`, send it requests again."""
+        if (member := self.pools[pool].members.get(endpoint)) is not None:
+            member.draining = why
+
     def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
         """An exchange failed for the endpoint's fault."""
         if (known := self.pools.get(pool)) is not None:
@@ -101,10 +117,7 @@ class Core:
         if isinstance(finding, Failed):
             self.failed(pool, endpoint, finding.reason, at_once=finding.at_once)
             return
-        known = self.pools[pool]
-        known.members[endpoint].condition.probed(finding)
-        if isinstance(finding, Card | Well):
-            known.up(endpoint)
+        self.pools[pool].probed(endpoint, finding)
 
     def apply(self, pool: str, endpoint: str, events: Sequence[Event]) -> None:
         """KV events, in the order in which the endpoint sent them."""
@@ -135,8 +148,8 @@ def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | Non
     tried = option.name in ask.exclude
     return Candidate(
         endpoint=option.name,
-        available=state.available and not tried,
-        reason="was tried already" if tried else "" if state.available else state.reason,
+        available=state.open and not tried,
+        reason="was tried already" if tried else "" if state.open else state.draining or state.reason,
         events=state.events,
         in_flight=option.in_flight,
         cached=option.cached,

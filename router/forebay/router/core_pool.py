@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 
 from forebay.router.guesses import BLOCK, Guesses
-from forebay.router.health import Condition
+from forebay.router.health import Card, Condition, Misfit, Well
 from forebay.router.loads import Booking, Load
 from forebay.router.placement import Option, weigh
 from forebay.router.prefix.blocks import Event, Stored
@@ -52,9 +52,15 @@ class Member:
         self.own = Rates()
         self.rates = Rates()  # what to reckon with
         self.gone = False  # its process has ended, and what it held with it
+        self.draining = ""  # why it is sent nothing new
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be sent something new."""
+        return self.condition.available and not self.draining
 
     @property
     def followed(self) -> bool:
@@ -65,17 +71,30 @@ class Member:
 class CorePool:
     def __init__(self, name: str, endpoints: Iterable[str], weights: Weights, *, blocks_per_holder: int) -> None:
         self.name = name
-        self.members = {endpoint: Member(endpoint) for endpoint in endpoints}
+        self.members: dict[str, Member] = {}
         self.index = Index(weights, blocks_per_holder=blocks_per_holder)
-        for endpoint in self.members:
-            self.index.attach(endpoint)
         self.guesses = Guesses(self.index)
         self.rates = Rates()
         self.counts = Counts()
         self._turns = 0
+        for endpoint in endpoints:
+            self.add(endpoint)
 
     def __repr__(self) -> str:
         return f"<CorePool {self.name} {list(self.members.values())}>"
+
+    # -- its endpoints
+
+    def add(self, endpoint: str) -> None:
+        """One that is not there. Of an earlier one of its name nothing is remembered."""
+        member = self.members[endpoint] = Member(endpoint)
+        member.rates = blended(member.own, self.rates)
+        self.index.attach(endpoint)
+
+    def remove(self, endpoint: str) -> None:
+        if self.members.pop(endpoint, None) is not None:
+            self.index.detach(endpoint)
+            self.guesses.forget(endpoint)
 
     # -- a placement
 
@@ -84,7 +103,7 @@ class CorePool:
         held = self.index.match(keys) if len(keys) else {}
         options = []
         for name, member in self.members.items():
-            if everyone or (member.condition.available and name not in ask.exclude):
+            if everyone or (member.open and name not in ask.exclude):
                 match = held.get(name, _NOTHING)
                 options.append(weigh(ask, member.load, member.rates, match, now))
         return options
@@ -100,7 +119,9 @@ class CorePool:
         self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
 
     def apply(self, endpoint: str, events: Sequence[Event]) -> None:
-        """KV events, in the order in which the endpoint sent them."""
+        """KV events, in the order in which the endpoint sent them. Late ones of one that has gone are nobody's."""
+        if endpoint not in self.members:
+            return
         self.index.apply(endpoint, events)
         stored = next((event for event in events if type(event) is Stored), None)
         if stored is not None and 0 < stored.block_size <= LARGEST:
@@ -172,18 +193,23 @@ class CorePool:
             if not member.followed:
                 self.index.clear(endpoint)
 
-    def up(self, endpoint: str) -> None:
-        self.members[endpoint].gone = False
+    def probed(self, endpoint: str, finding: Well | Card | Misfit) -> None:
+        if (member := self.members.get(endpoint)) is not None:
+            member.condition.probed(finding)
+            member.gone = member.gone and isinstance(finding, Misfit)
 
     def follows(self, endpoint: str, following: Following) -> None:
-        member = self.members[endpoint]
+        member = self.members.get(endpoint)
+        if member is None:
+            return
         member.following = following
         if member.gone and following is Following.AWAY:
             self.index.clear(endpoint)
 
     def clear(self, endpoint: str) -> None:
         """One whose events cannot be read is as one without: each such event says so again, and the guesses stay."""
-        if self.members[endpoint].following is not Following.UNDECODABLE:
+        member = self.members.get(endpoint)
+        if member is not None and member.following is not Following.UNDECODABLE:
             self.index.clear(endpoint)
 
     def states(self) -> dict[str, EndpointState]:
@@ -197,6 +223,7 @@ class CorePool:
                 lora=member.condition.lora,
                 events=member.following,
                 in_flight=member.load.in_flight,
+                draining=member.draining,
             )
             for member in self.members.values()
         }

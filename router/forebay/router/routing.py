@@ -25,7 +25,8 @@ class Following(StrEnum):
 
 
 class EndpointState(Struct, frozen=True):
-    """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter."""
+    """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter. `draining`: why it is
+    sent nothing new, however well it is."""
 
     pool: str
     name: str
@@ -35,10 +36,16 @@ class EndpointState(Struct, frozen=True):
     lora: str | None = None
     events: Following = Following.NONE
     in_flight: int = 0
+    draining: str = ""
 
     @property
     def available(self) -> bool:
         return self.health in (Health.UNKNOWN, Health.UP)
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be sent something new."""
+        return self.available and not self.draining
 
 
 class Ask(Struct, frozen=True):

@@ -22,11 +22,12 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
         for name, s in service.stores.states.items()
     }
     endpoints = {pool.name: service.router.states(pool.name) for pool in service.pools}
-    available = [state.available for states in endpoints.values() for state in states.values()]
-    answering = any(available) or not service.pools
+    every = [state for states in endpoints.values() for state in states.values()]
+    answering = any(state.open for state in every) or not service.pools
     ready = service.spool.accepting and not service.draining and answering and service.routes
-    readable = all(one.events is not Following.UNDECODABLE for states in endpoints.values() for one in states.values())
-    well = ready and all(s.up for s in service.stores.states.values()) and all(available) and readable
+    readable = all(state.events is not Following.UNDECODABLE for state in every)
+    answers = all(state.available or state.draining for state in every)
+    well = ready and all(s.up for s in service.stores.states.values()) and answers and readable
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
@@ -43,7 +44,8 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
 def _endpoint(state: EndpointState) -> dict[str, str]:
     reason = {"reason": state.reason} if state.reason else {}
     events = {} if state.events is Following.NONE else {"events": state.events.value}
-    return {"status": state.health.value, **reason, **events}
+    draining = {"draining": state.draining} if state.draining else {}
+    return {"status": state.health.value, **reason, **draining, **events}
 
 
 class HealthController(Controller):

@@ -313,7 +313,8 @@ class Exchange:
     # -- towards the router
 
     def _failed(self, reason: str, *, at_once: bool) -> None:
-        self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
+        if self._call.pool.has(self._endpoint):
+            self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
 
     def _ended(self, outcome: Outcome) -> None:
         """The engine is done with the request. Only the first time counts."""

@@ -35,7 +35,8 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
         listener = stack.enter_context(bind(config.server.host, config.server.port))
         await prepare(config, postgres_url)
         service = await stack.enter_async_context(routed(config))
-        server = RouterServer(service.shared, [pool.name for pool in config.pools], socket_path(config))
+        names = [pool.name for pool in config.pools]
+        server = RouterServer(service.shared, names, socket_path(config), roster=service.roster)
         Answers(service, server, config.server.workers).register()
         await stack.enter_async_context(server)
         stack.push_async_callback(end, background("workers' endpoints", server.run))
