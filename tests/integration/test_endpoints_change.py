@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.router import EndpointSpec, RouterService
 from tests.doubles.engine.server import EngineDouble
@@ -81,6 +82,32 @@ async def test_one_that_drains_gets_nothing_new_and_is_no_trouble(open_door: Ope
         await eventually(lambda: unbooked(door))
         routing(door).reconcile("main", before)
         assert set(await answered_by(door, [f"again {n}" for n in range(6)])) == {"engine-0", "engine-1"}
+
+
+async def test_a_group_is_shown_and_what_is_not_unified_gets_no_requests(
+    open_door: OpenDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = [{"role": "prefill", "accelerator": "h200"}, {"revision": "r7"}]
+    async with EngineDouble() as one, EngineDouble() as two, open_door(one, two, endpoints=groups) as door:
+        assert await answered_by(door, [f"{n}" for n in range(4)]) == ["engine-1"] * 4
+        assert "endpoint engine-0 of pool main gets no requests: role prefill is not placed on yet" in caplog.text
+        health = (await door.http.get("/health")).json()
+        assert health["status"] == "ok"
+        assert health["pools"]["main"] == {
+            "engine-0": {
+                "status": "up", "unused": "role prefill is not placed on yet", "role": "prefill", "accelerator": "h200",
+            },
+            "engine-1": {"status": "up", "revision": "r7"},
+        }  # fmt: skip
+        shown = {
+            (sample.name, sample.labels["endpoint"]): (sample.labels, sample.value)
+            for family in text_string_to_metric_families((await door.http.get("/metrics")).text)
+            for sample in family.samples if sample.name in ("forebay_endpoint_info", "forebay_endpoint_up")
+        }  # fmt: skip
+        assert shown["forebay_endpoint_info", "engine-0"] == (
+            {"pool": "main", "endpoint": "engine-0", "role": "prefill", "revision": "", "accelerator": "h200"}, 1.0,
+        )  # fmt: skip
+        assert [shown["forebay_endpoint_up", f"engine-{n}"][1] for n in (0, 1)] == [0.0, 1.0]
 
 
 async def test_a_pick_that_went_before_it_was_dialled_costs_nothing(open_door: OpenDoor) -> None:

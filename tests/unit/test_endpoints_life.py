@@ -4,7 +4,7 @@ import pytest
 
 from forebay.router.health import Card
 from forebay.router.prefix.blocks import Cleared
-from forebay.router.routing import Following
+from forebay.router.routing import Following, Group, Role
 from tests.virtual import POOL, Table
 
 CHAT = ("a conversation", 1_000)
@@ -94,3 +94,16 @@ def test_late_news_of_one_that_has_gone_is_nobodys() -> None:
     table.core.drain(POOL, "a", "gone")
     assert set(table.core.states(POOL)) == {"b"}
     assert set(table.pool.index.sizes().blocks) == {"b"}
+
+
+def test_only_unified_endpoints_are_picked() -> None:
+    table = Table("a", "b")
+    table.core.group(POOL, "a", Group(Role.PREFILL, "r2", "h200"))
+    assert {table.place((f"{n}", 500)).endpoint for n in range(4)} == {"b"}
+    told = table.explain(CHAT)["a"]
+    assert (told.available, told.reason) == (False, "role prefill is not placed on yet")
+    assert told.group == Group(Role.PREFILL, "r2", "h200")
+    table.core.group(POOL, "b", Group(Role.DECODE))
+    assert table.core.place(table.ask(CHAT), table.now) is None
+    table.core.group(POOL, "a", Group(revision="r2"))
+    assert table.place(CHAT).endpoint == "a"

@@ -10,7 +10,7 @@ from forebay.platform.config.secrets import secrets_of
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
-from forebay.router import EndpointSpec, RouterService, Weights
+from forebay.router import EndpointSpec, Group, Role, RouterService, Weights
 
 
 @asynccontextmanager
@@ -66,6 +66,7 @@ def _specs(endpoint: Endpoint, served_model: str) -> list[EndpointSpec]:
             events=_of_rank(endpoint.kv_events, rank),
             replay=_of_rank(endpoint.kv_replay, rank),
             rank=None if ranks == 1 else rank,
+            group=Group(Role(endpoint.role), endpoint.revision, endpoint.accelerator),
         )
         for rank in range(ranks)
     ]

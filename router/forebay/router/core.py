@@ -10,7 +10,7 @@ from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed
+from forebay.router.routing import Ask, Candidate, EndpointState, Following, Group, Outcome, Placed
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
 SWEEP = 4096  # entries that one tick looks at
@@ -99,6 +99,11 @@ class Core:
             del self._bookings[booking]
         self.pools[pool].remove(endpoint)
 
+    def group(self, pool: str, endpoint: str, group: Group) -> None:
+        """Which endpoints it is like. Only one that is unified is picked."""
+        if (member := self.pools[pool].members.get(endpoint)) is not None:
+            member.group = group
+
     def drain(self, pool: str, endpoint: str, why: str) -> None:
         """Send it nothing new, while what runs there goes on; with an empty `why`, send it requests again."""
         if (member := self.pools[pool].members.get(endpoint)) is not None:
@@ -149,7 +154,7 @@ def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | Non
     return Candidate(
         endpoint=option.name,
         available=state.open and not tried,
-        reason="was tried already" if tried else "" if state.open else state.draining or state.reason,
+        reason="was tried already" if tried else "" if state.open else state.shut or state.reason,
         events=state.events,
         in_flight=option.in_flight,
         cached=option.cached,
@@ -159,4 +164,5 @@ def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | Non
         predicted_s=option.predicted_s,
         chosen=option.name == chosen,
         interference_s=option.interference_s,
+        group=state.group,
     )

@@ -13,7 +13,7 @@ from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Rates, begin_like, blended
-from forebay.router.routing import Ask, EndpointState, Following, Outcome
+from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome, Role
 
 _NOTHING = Match(0, 0)
 
@@ -53,6 +53,7 @@ class Member:
         self.rates = Rates()  # what to reckon with
         self.gone = False  # its process has ended, and what it held with it
         self.draining = ""  # why it is sent nothing new
+        self.group = Group()
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
@@ -60,7 +61,7 @@ class Member:
     @property
     def open(self) -> bool:
         """Whether it may be sent something new."""
-        return self.condition.available and not self.draining
+        return self.condition.available and not self.draining and self.group.role is Role.UNIFIED
 
     @property
     def followed(self) -> bool:
@@ -224,6 +225,7 @@ class CorePool:
                 events=member.following,
                 in_flight=member.load.in_flight,
                 draining=member.draining,
+                group=member.group,
             )
             for member in self.members.values()
         }

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from forebay.router.adapters import Adapter, adapter
+from forebay.router.routing import Group
 from forebay.router.upstream import Client, Connection, UpstreamError
 
 LEAVING_S = 60.0  # an exchange may be between two connections to an endpoint that has gone
@@ -28,13 +29,14 @@ class EndpointSpec(Struct, frozen=True):
     rank: int | None = None
     draining: str = ""
     instance: str = ""
+    group: Group = Group()
 
     def is_still(self, other: "EndpointSpec") -> bool:
         """Whether `other` speaks of the same process, reached in the same way."""
         return self._reached() == other._reached()  # noqa: SLF001 - its own kind
 
     def _reached(self) -> "EndpointSpec":
-        return msgspec.structs.replace(self, draining="")
+        return msgspec.structs.replace(self, draining="", group=Group())
 
 
 class Endpoint:

@@ -15,7 +15,7 @@ from forebay.router.health_prober import Prober
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.follower import Follower
 from forebay.router.prefix.keys import Weights
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed
+from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed, unplaced
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ class RouterService:
             if name not in self.core.pools[pool].members:
                 log.info("endpoint %s of pool %s is at %s", name, pool, spec.url)
                 self._add(pool, spec)
+            self.core.group(pool, name, spec.group)
             self.core.drain(pool, name, spec.draining)
         self.prober.keep(pool, wanted.values())
         self.roster.change(pool, wanted.values())
@@ -184,6 +185,8 @@ class RouterService:
 
     def _add(self, pool: str, spec: EndpointSpec) -> None:
         self.core.add(pool, spec.name)
+        if why := unplaced(spec.group.role):
+            log.warning("endpoint %s of pool %s gets no requests: %s", spec.name, pool, why)
         if spec.events is None:
             return
         sink = _Sink(self.core, pool, spec.name)

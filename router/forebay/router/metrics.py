@@ -29,7 +29,7 @@ class _Routers(Collector):
 
 def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "forebay_endpoint_up", "1 while an endpoint is taken to be able to answer", labels=_ENDPOINT
+        "forebay_endpoint_up", "1 while an endpoint may be sent requests", labels=_ENDPOINT
     )
     flight = GaugeMetricFamily("forebay_endpoint_in_flight", "Requests at an endpoint", labels=_ENDPOINT)
     booked = GaugeMetricFamily(
@@ -45,9 +45,15 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
     events = GaugeMetricFamily(
         "forebay_endpoint_events", "1 for how an endpoint's KV events are known", labels=[*_ENDPOINT, "state"]
     )
+    info = GaugeMetricFamily(
+        "forebay_endpoint_info", "1 for the group that an endpoint belongs to",
+        labels=[*_ENDPOINT, "role", "revision", "accelerator"],
+    )  # fmt: skip
     for pool, member, now in members:
+        group = member.group
+        info.add_metric([pool.name, member.name, group.role.value, group.revision, group.accelerator], 1.0)
         labels, rates = [pool.name, member.name], member.rates
-        up.add_metric(labels, float(member.condition.available))
+        up.add_metric(labels, float(member.open))
         flight.add_metric(labels, member.load.in_flight)
         booked.add_metric(labels, member.load.queued(now, rates.prefill_s) * rates.prefill_s)
         output.add_metric(labels, member.load.output)
@@ -56,7 +62,7 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
         fixed.add_metric(labels, rates.fixed_s)
         for state in Following:
             events.add_metric([*labels, state.value], float(member.following is state))
-    yield from (up, flight, booked, output, rate, fixed, events)
+    yield from (up, info, flight, booked, output, rate, fixed, events)
 
 
 def _pools(pools: list[CorePool]) -> Iterator[Metric]:

@@ -14,6 +14,23 @@ class Health(StrEnum):
     MISCONFIGURED = "misconfigured"  # answers, but does not serve the model
 
 
+class Role(StrEnum):
+    """What the endpoints of a group do of a request."""
+
+    UNIFIED = "unified"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Group(Struct, frozen=True):
+    """Which of its pool's endpoints are alike: those of one role, revision and accelerator. Of the latter two, empty
+    where nothing is said."""
+
+    role: Role = Role.UNIFIED
+    revision: str = ""
+    accelerator: str = ""
+
+
 class Following(StrEnum):
     """How well an endpoint's KV events are known."""
 
@@ -26,7 +43,7 @@ class Following(StrEnum):
 
 class EndpointState(Struct, frozen=True):
     """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter. `draining`: why it is
-    sent nothing new, however well it is."""
+    sent nothing new, however well it is, but for its role, which is in `group`."""
 
     pool: str
     name: str
@@ -37,6 +54,7 @@ class EndpointState(Struct, frozen=True):
     events: Following = Following.NONE
     in_flight: int = 0
     draining: str = ""
+    group: Group = Group()
 
     @property
     def available(self) -> bool:
@@ -45,7 +63,12 @@ class EndpointState(Struct, frozen=True):
     @property
     def open(self) -> bool:
         """Whether it may be sent something new."""
-        return self.available and not self.draining
+        return self.available and not self.shut
+
+    @property
+    def shut(self) -> str:
+        """Why it is sent nothing new, however well it is; empty where it is."""
+        return self.draining or unplaced(self.group.role)
 
 
 class Ask(Struct, frozen=True):
@@ -89,6 +112,7 @@ class Candidate(Struct, frozen=True):
     predicted_s: float
     chosen: bool
     interference_s: float = 0.0
+    group: Group = Group()
 
 
 class Outcome(Struct, frozen=True):
@@ -124,6 +148,11 @@ class Router(Protocol):
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         """The endpoints of a pool by name, as last heard."""
+
+
+def unplaced(role: Role) -> str:
+    """Why nothing is placed on endpoints of a role; empty where requests are."""
+    return "" if role is Role.UNIFIED else f"role {role} is not placed on yet"
 
 
 def context_length(states: Iterable[EndpointState]) -> int | None:

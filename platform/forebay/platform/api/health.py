@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -26,7 +27,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     answering = any(state.open for state in every) or not service.pools
     ready = service.spool.accepting and not service.draining and answering and service.routes
     readable = all(state.events is not Following.UNDECODABLE for state in every)
-    answers = all(state.available or state.draining for state in every)
+    answers = all(state.available or state.shut for state in every)
     well = ready and all(s.up for s in service.stores.states.values()) and answers and readable
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
@@ -44,8 +45,9 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
 def _endpoint(state: EndpointState) -> dict[str, str]:
     reason = {"reason": state.reason} if state.reason else {}
     events = {} if state.events is Following.NONE else {"events": state.events.value}
-    draining = {"draining": state.draining} if state.draining else {}
-    return {"status": state.health.value, **reason, **draining, **events}
+    group = {name: value for name, value in msgspec.structs.asdict(state.group).items() if value not in ("", "unified")}
+    shut = {"draining": state.draining} if state.draining else {"unused": state.shut} if state.shut else {}
+    return {"status": state.health.value, **reason, **shut, **events, **group}
 
 
 class HealthController(Controller):

@@ -39,6 +39,9 @@ EnvName = Annotated[
     ),
 ]
 Text = Annotated[str, Meta(min_length=1)]
+Label = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._/:-]{0,63}$", extra={"expects": "up to 63 letters, digits or ._/:-"})
+]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Price = Annotated[
     Decimal, Meta(extra_json_schema={"pattern": r"^[0-9]{1,9}(\.[0-9]{1,12})?$", "minimum": 0, "maximum": 999_999_999})
@@ -212,6 +215,17 @@ class Endpoint(_Section, frozen=True):
             "from the port of rank 0 plus its number.",
         ),
     ] = 1
+
+    role: Annotated[
+        Literal["unified", "prefill", "decode"],
+        Meta(description="What it does of a request. Requests are placed on `unified` endpoints only, so far."),
+    ] = "unified"
+    revision: Annotated[
+        Label, Meta(description="Which rollout of the pool it belongs to, as metrics show it.")
+    ] = ""
+    accelerator: Annotated[
+        Label, Meta(description="What it runs on, as metrics show it.", examples=["h200"])
+    ] = ""
 
     @property
     def called(self) -> str:
