@@ -40,7 +40,7 @@ def test_what_is_booked_on_one_that_goes_ends_once_and_quietly_whenever_it_does(
 def test_a_name_that_comes_back_has_nothing() -> None:
     table = Table("a", "b", following=Following.FOLLOWING)
     table.stores("a", CHAT)
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     assert table.cached(CHAT) == {"a": 992}
     table.core.remove(POOL, "a")
     assert table.cached(CHAT) == {}
@@ -85,9 +85,9 @@ def test_one_that_comes_later_is_reckoned_at_the_pools_rates() -> None:
 def test_late_news_of_one_that_has_gone_is_nobodys() -> None:
     table = Table("a", "b")
     table.core.remove(POOL, "a")
-    table.core.probed(POOL, "a", Card())
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
-    table.core.answered(POOL, "a")
+    table.core.probed(POOL, "a", Card(), table.now)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
+    table.core.answered(POOL, "a", table.now)
     table.core.follows(POOL, "a", Following.AWAY)
     table.core.clear(POOL, "a")
     table.core.apply(POOL, "a", [Cleared()])

@@ -1,5 +1,6 @@
 """The router's decisions (pure): every pool, and the load that is booked on it. The time is an argument, in seconds."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -67,9 +68,12 @@ class Core:
             return []
         options = pool.weigh(ask, _keys(ask), now, everyone=True)
         states = pool.states()
-        eligible = [option for option in options if states[option.name].open and option.name not in ask.exclude]
+        taking = {name for name, member in pool.members.items() if pool.takes(member) and name not in ask.exclude}
+        eligible = [option for option in options if option.name in taking]
         chosen = choose(eligible).name if eligible else None
-        return [_candidate(option, states[option.name], ask, chosen) for option in options]
+        return [
+            _candidate(option, states[option.name], ask, chosen, now, takes=option.name in taking) for option in options
+        ]
 
     def begun(self, booking: int, now: float) -> None:
         """The first token came."""
@@ -101,28 +105,26 @@ class Core:
 
     def group(self, pool: str, endpoint: str, group: Group) -> None:
         """Which endpoints it is like. Only one that is unified is picked."""
-        if (member := self.pools[pool].members.get(endpoint)) is not None:
-            member.group = group
+        self.pools[pool].shut(endpoint, group=group)
 
     def drain(self, pool: str, endpoint: str, why: str) -> None:
         """Send it nothing new, while what runs there goes on; with an empty `why`, send it requests again."""
-        if (member := self.pools[pool].members.get(endpoint)) is not None:
-            member.draining = why
+        self.pools[pool].shut(endpoint, draining=why)
 
-    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
+    def failed(self, pool: str, endpoint: str, reason: str, now: float, *, at_once: bool = False) -> None:
         """An exchange failed for the endpoint's fault."""
         if (known := self.pools.get(pool)) is not None:
-            known.failed(endpoint, reason, at_once=at_once)
+            known.failed(endpoint, reason, now, at_once=at_once)
 
-    def answered(self, pool: str, endpoint: str) -> None:
+    def answered(self, pool: str, endpoint: str, now: float) -> None:
         if (known := self.pools.get(pool)) is not None and (member := known.members.get(endpoint)) is not None:
-            member.condition.answered()
+            known.answered(member, now)
 
-    def probed(self, pool: str, endpoint: str, finding: Finding) -> None:
+    def probed(self, pool: str, endpoint: str, finding: Finding, now: float) -> None:
         if isinstance(finding, Failed):
-            self.failed(pool, endpoint, finding.reason, at_once=finding.at_once)
-            return
-        self.pools[pool].probed(endpoint, finding)
+            self.pools[pool].failed(endpoint, finding.reason, now, at_once=finding.at_once, probe=True)
+        else:
+            self.pools[pool].probed(endpoint, finding, now)
 
     def apply(self, pool: str, endpoint: str, events: Sequence[Event]) -> None:
         """KV events, in the order in which the endpoint sent them."""
@@ -149,12 +151,15 @@ def _keys(ask: Ask) -> Keys:
     return np.frombuffer(ask.keys, "<u8") if ask.keys else NO_KEYS
 
 
-def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | None) -> Candidate:
+def _candidate(
+    option: Option, state: EndpointState, ask: Ask, chosen: str | None, now: float, *, takes: bool
+) -> Candidate:
     tried = option.name in ask.exclude
+    back = f"; back in {math.ceil(state.back_at - now)} s at the earliest" if state.back_at > now else ""
     return Candidate(
         endpoint=option.name,
-        available=state.open and not tried,
-        reason="was tried already" if tried else "" if state.open else state.shut or state.reason,
+        available=takes,
+        reason="was tried already" if tried else "" if takes else state.shut or f"{state.reason}{back}",
         events=state.events,
         in_flight=option.in_flight,
         cached=option.cached,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 
 from forebay.router.guesses import BLOCK, Guesses
-from forebay.router.health import Card, Condition, Misfit, Well
+from forebay.router.health import OUT, RETURNING, WHOLE, Card, Condition, Misfit, Well
 from forebay.router.loads import Booking, Load
 from forebay.router.placement import Option, weigh
 from forebay.router.prefix.blocks import Event, Stored
@@ -54,14 +54,15 @@ class Member:
         self.gone = False  # its process has ended, and what it held with it
         self.draining = ""  # why it is sent nothing new
         self.group = Group()
+        self.standing = WHOLE  # as in its condition; out while it is shut
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
 
     @property
-    def open(self) -> bool:
-        """Whether it may be sent something new."""
-        return self.condition.available and not self.draining and self.group.role is Role.UNIFIED
+    def shut(self) -> bool:
+        """Sent nothing new, however well it is."""
+        return bool(self.draining) or self.group.role is not Role.UNIFIED
 
     @property
     def followed(self) -> bool:
@@ -78,6 +79,7 @@ class CorePool:
         self.rates = Rates()
         self.counts = Counts()
         self._turns = 0
+        self._best = OUT  # the best standing there is
         for endpoint in endpoints:
             self.add(endpoint)
 
@@ -91,11 +93,48 @@ class CorePool:
         member = self.members[endpoint] = Member(endpoint)
         member.rates = blended(member.own, self.rates)
         self.index.attach(endpoint)
+        self._best = WHOLE
 
     def remove(self, endpoint: str) -> None:
         if self.members.pop(endpoint, None) is not None:
             self.index.detach(endpoint)
             self.guesses.forget(endpoint)
+            self._ranked()
+
+    def shut(self, endpoint: str, *, draining: str | None = None, group: Group | None = None) -> None:
+        """Set one of what may keep requests from it."""
+        member = self.members.get(endpoint)
+        if member is not None:
+            member.draining = member.draining if draining is None else draining
+            member.group = member.group if group is None else group
+            self._heard(member)
+
+    def opened(self, member: Member) -> bool:
+        """Whether it may be sent something new, if it is not busy with what a returning one is given."""
+        return member.standing > OUT and member.standing in (self._best, RETURNING)
+
+    def takes(self, member: Member) -> bool:
+        """Whether it may be sent something new: the best there are, and beside them one that returns, if it is idle."""
+        standing = member.standing
+        if standing == self._best:
+            return standing > OUT
+        return standing == RETURNING and not member.load.in_flight
+
+    def _heard(self, member: Member) -> None:
+        """Something of what its standing depends on may have changed."""
+        standing = OUT if member.shut else member.condition.standing
+        if standing != member.standing:
+            member.standing = standing
+            self._ranked()
+
+    def _ranked(self) -> None:
+        self._best = max((member.standing for member in self.members.values()), default=OUT)
+
+    def _spare(self, member: Member) -> bool:
+        """Whether the others are enough without it."""
+        placed = sum(not one.shut for one in self.members.values())
+        others = sum(one.standing == WHOLE for one in self.members.values() if one is not member)
+        return others > 0 and 2 * others >= placed
 
     # -- a placement
 
@@ -104,7 +143,7 @@ class CorePool:
         held = self.index.match(keys) if len(keys) else {}
         options = []
         for name, member in self.members.items():
-            if everyone or (member.open and name not in ask.exclude):
+            if everyone or (self.takes(member) and name not in ask.exclude):
                 match = held.get(name, _NOTHING)
                 options.append(weigh(ask, member.load, member.rates, match, now))
         return options
@@ -135,7 +174,7 @@ class CorePool:
         if not booking.waiting:
             return
         member.load.begin(booking)
-        member.condition.answered()
+        self.answered(member, now)
         booking.undisturbed = booking.alone and booking.turn == member.load.turn
         self.guesses.begun(booking, now, followed=member.followed and booking.exact)
 
@@ -182,21 +221,28 @@ class CorePool:
 
     # -- what is heard of endpoints
 
-    def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
+    def answered(self, member: Member, now: float) -> None:
+        member.condition.answered(now)
+        self._heard(member)
+
+    def failed(self, endpoint: str, reason: str, now: float, *, at_once: bool, probe: bool = False) -> None:
         """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, as
         does one whose events go on: something before it refused."""
         member = self.members.get(endpoint)
         if member is None:
             return
-        member.condition.failed(reason, at_once=at_once)
+        spare = probe or at_once or self._spare(member)
+        member.condition.failed(reason, now, at_once=at_once, probe=probe, spare=spare)
+        self._heard(member)
         if at_once and not member.gone:
             member.gone = True
             if not member.followed:
                 self.index.clear(endpoint)
 
-    def probed(self, endpoint: str, finding: Well | Card | Misfit) -> None:
+    def probed(self, endpoint: str, finding: Well | Card | Misfit, now: float) -> None:
         if (member := self.members.get(endpoint)) is not None:
-            member.condition.probed(finding)
+            member.condition.probed(finding, now)
+            self._heard(member)
             member.gone = member.gone and isinstance(finding, Misfit)
 
     def follows(self, endpoint: str, following: Following) -> None:
@@ -226,6 +272,8 @@ class CorePool:
                 in_flight=member.load.in_flight,
                 draining=member.draining,
                 group=member.group,
+                open=self.opened(member),
+                back_at=member.condition.back_at,
             )
             for member in self.members.values()
         }

@@ -11,6 +11,7 @@ from msgspec import Struct
 from forebay.router import metrics
 from forebay.router.core import BLOCKS_PER_HOLDER, Core
 from forebay.router.endpoints import EndpointSpec, Roster
+from forebay.router.health import Finding
 from forebay.router.health_prober import Prober
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.follower import Follower
@@ -42,10 +43,10 @@ class _Clocked:
         self._core.ended(booking, outcome, self._clock())
 
     def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
-        self._core.failed(pool, endpoint, reason, at_once=at_once)
+        self._core.failed(pool, endpoint, reason, self._clock(), at_once=at_once)
 
     def answered(self, pool: str, endpoint: str) -> None:
-        self._core.answered(pool, endpoint)
+        self._core.answered(pool, endpoint, self._clock())
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self._core.states(pool)
@@ -121,7 +122,7 @@ class RouterService:
         self.core = Core(dict.fromkeys(pools, ()), weights, blocks_per_holder=blocks_per_endpoint)
         self.shared = SharedRouter(self.core, clock)
         self.router = LocalRouter(self.core, clock)
-        self.prober = Prober({}, tell=self.core.probed, proven=self._proven, connect_timeout=connect_timeout)
+        self.prober = Prober({}, tell=self._probed, proven=self._proven, connect_timeout=connect_timeout)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._turns = asyncio.Lock()
         self._followed: dict[tuple[str, str], _Followed] = {}
@@ -220,6 +221,9 @@ class RouterService:
         while True:
             self.core.tick(self._clock())
             await asyncio.sleep(TICK_S)
+
+    def _probed(self, pool: str, endpoint: str, finding: Finding) -> None:
+        self.core.probed(pool, endpoint, finding, self._clock())
 
     def _proven(self, pool: str, endpoint: str) -> bool:
         member = self.core.pools[pool].members.get(endpoint)

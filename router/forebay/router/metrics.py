@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from forebay.router.core import Core
 from forebay.router.core_pool import CorePool, Member
-from forebay.router.routing import Following
+from forebay.router.routing import Following, Health
 
 _ENDPOINT = ["pool", "endpoint"]
 
@@ -49,11 +49,24 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
         "forebay_endpoint_info", "1 for the group that an endpoint belongs to",
         labels=[*_ENDPOINT, "role", "revision", "accelerator"],
     )  # fmt: skip
+    health = GaugeMetricFamily(
+        "forebay_endpoint_state", "1 for how an endpoint is", labels=[*_ENDPOINT, "state"]
+    )
+    ejections = CounterMetricFamily(
+        "forebay_endpoint_ejections", "Times that an endpoint was put out after it had failed", labels=_ENDPOINT
+    )
+    back = GaugeMetricFamily(
+        "forebay_endpoint_back_in_seconds", "Seconds before which an endpoint is not let back in", labels=_ENDPOINT
+    )
     for pool, member, now in members:
+        ejections.add_metric([pool.name, member.name], member.condition.ejected)
+        back.add_metric([pool.name, member.name], max(0.0, member.condition.back_at - now))
+        for one in Health:
+            health.add_metric([pool.name, member.name, one.value], float(member.condition.health is one))
         group = member.group
         info.add_metric([pool.name, member.name, group.role.value, group.revision, group.accelerator], 1.0)
         labels, rates = [pool.name, member.name], member.rates
-        up.add_metric(labels, float(member.open))
+        up.add_metric(labels, float(pool.opened(member)))
         flight.add_metric(labels, member.load.in_flight)
         booked.add_metric(labels, member.load.queued(now, rates.prefill_s) * rates.prefill_s)
         output.add_metric(labels, member.load.output)
@@ -62,7 +75,7 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
         fixed.add_metric(labels, rates.fixed_s)
         for state in Following:
             events.add_metric([*labels, state.value], float(member.following is state))
-    yield from (up, info, flight, booked, output, rate, fixed, events)
+    yield from (up, health, ejections, back, info, flight, booked, output, rate, fixed, events)
 
 
 def _pools(pools: list[CorePool]) -> Iterator[Metric]:

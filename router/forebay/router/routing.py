@@ -10,7 +10,9 @@ from msgspec import Struct
 class Health(StrEnum):
     UNKNOWN = "unknown"  # not probed yet; may be tried
     UP = "up"
-    DOWN = "down"
+    DOWN = "down"  # does not answer
+    EJECTED = "ejected"  # answers probes, and fails requests
+    RETURNING = "returning"  # was out, and is well by its probes: gets one request at a time until some are answered
     MISCONFIGURED = "misconfigured"  # answers, but does not serve the model
 
 
@@ -43,7 +45,8 @@ class Following(StrEnum):
 
 class EndpointState(Struct, frozen=True):
     """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter. `draining`: why it is
-    sent nothing new, however well it is, but for its role, which is in `group`."""
+    sent nothing new, however well it is, but for its role, which is in `group`. `open`: it may be sent something new.
+    `back_at`: when, on this machine's monotonic clock, it may be let back in at the earliest; 0 where it is not out."""
 
     pool: str
     name: str
@@ -55,15 +58,12 @@ class EndpointState(Struct, frozen=True):
     in_flight: int = 0
     draining: str = ""
     group: Group = Group()
+    open: bool = True
+    back_at: float = 0.0
 
     @property
     def available(self) -> bool:
-        return self.health in (Health.UNKNOWN, Health.UP)
-
-    @property
-    def open(self) -> bool:
-        """Whether it may be sent something new."""
-        return self.available and not self.shut
+        return self.health in (Health.UNKNOWN, Health.UP, Health.RETURNING)
 
     @property
     def shut(self) -> str:

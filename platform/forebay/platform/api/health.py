@@ -1,5 +1,7 @@
 """Whether the front door lives, whether it can answer, and its metrics. Any of its workers answers for all of it."""
 
+import math
+import time
 from typing import Any
 
 import msgspec
@@ -42,12 +44,13 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     }
 
 
-def _endpoint(state: EndpointState) -> dict[str, str]:
+def _endpoint(state: EndpointState) -> dict[str, str | int]:
     reason = {"reason": state.reason} if state.reason else {}
     events = {} if state.events is Following.NONE else {"events": state.events.value}
     group = {name: value for name, value in msgspec.structs.asdict(state.group).items() if value not in ("", "unified")}
     shut = {"draining": state.draining} if state.draining else {"unused": state.shut} if state.shut else {}
-    return {"status": state.health.value, **reason, **shut, **events, **group}
+    back = {"back_in_s": math.ceil(left)} if (left := state.back_at - time.monotonic()) > 0 else {}
+    return {"status": state.health.value, **reason, **back, **shut, **events, **group}
 
 
 class HealthController(Controller):
