@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.finding import finding
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
@@ -18,17 +19,19 @@ async def routed(config: Config) -> AsyncIterator[RouterService]:
     """A started router, which knows what its engines hold as soon as it can. What it knows is kept for the next."""
     specs, file = specs_of(config), path_of(config.stores.state_dir, replica_name())
     async with AsyncExitStack() as stack:
+        finder = await stack.enter_async_context(finding(config, specs))
         service = RouterService(
-            specs,
+            finder.specs,
             weights_of(config),
             connect_timeout=config.timeouts.connect,
             blocks_per_endpoint=config.router.blocks_per_endpoint,
             ready_within=config.router.warm_start_timeout,
-            warm=warming(config, specs, file),
+            warm=warming(config, finder.specs, file),
         )
         stack.callback(service.close)
         stack.push_async_callback(keep, service, file)
         stack.push_async_callback(end, background("router", service.run))
+        finder.tell(service)
         stack.push_async_callback(end, background("snapshot", lambda: keeping(service, file)))
         yield service
 

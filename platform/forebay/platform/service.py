@@ -21,6 +21,7 @@ from forebay.platform.catalogue import Catalogue, Entry, prices_of
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.finding import ClusterError
 from forebay.platform.readers import load_readers
 from forebay.platform.relay.relay import Relay
 from forebay.platform.routers import replica_name, routed, specs_of, weights_of
@@ -44,7 +45,8 @@ SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the ne
 SPOOL_WITHIN_S = 5.0  # a worker that starts may be adopting the spool of one that starts beside it
 SETTLE_S = 5.0
 CUT_S = 10.0  # seconds for requests that are cut to end their streams and records
-FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError)  # of a start, told in one line
+# Of a start, told in one line.
+FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, ClusterError, OSError)
 
 
 class Seat(Struct, frozen=True):

@@ -130,6 +130,7 @@ class RouterService:
         self._warm = warm
         self._clock = clock
         self._give_up_at = clock() + ready_within
+        self.discovery: Callable[[], Mapping[str, Struct]] = dict  # how well each pool that is found is known
         metrics.show(self.core, clock)
         for pool, specs in pools.items():
             self.reconcile(pool, specs)

@@ -31,6 +31,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     readable = all(state.events is not Following.UNDECODABLE for state in every)
     answers = all(state.available or state.shut for state in every)
     well = ready and all(s.up for s in service.stores.states.values()) and answers and readable
+    found = service.routing.discovery() if service.routing is not None else {}
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
@@ -40,6 +41,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
             "unshipped": service.spool.unshipped,
         },
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
+        **({"discovery": found} if found else {}),
         "prompts": service.inferences.prompts.report(),
     }
 

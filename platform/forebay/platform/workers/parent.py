@@ -105,4 +105,6 @@ class Answers:
 
     def _status(self) -> bytes:
         ready = self._service.ready
-        return msgspec.json.encode(Status(ready, {"status": "ok" if ready else "warming up"}))
+        discovery = {pool: msgspec.to_builtins(report) for pool, report in self._service.discovery().items()}
+        found = {"discovery": discovery} if discovery else {}
+        return msgspec.json.encode(Status(ready, {"status": "ok" if ready else "warming up", **found}))
