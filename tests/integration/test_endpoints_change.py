@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.router import EndpointSpec, RouterService
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -58,6 +59,10 @@ async def test_one_that_comes_is_used_and_a_stream_of_one_that_goes_ends_whole(o
         assert unbooked(door)
         health = (await door.http.get("/health")).json()
         assert list(health["pools"]["main"]) == ["engine-1"]
+        ATTEMPTS_FAILED.labels(endpoint="engine-1", code="engine_error").inc()
+        routing(door).reconcile("main", [])
+        assert (await door.chat("nobody")).status_code == 503
+        assert 'endpoint="engine-1"' not in (await door.http.get("/metrics")).text
         assert 'endpoint="engine-0"' not in "".join(
             line for line in (await door.http.get("/metrics")).text.splitlines() if line.startswith("forebay_endpoint")
         )

@@ -23,6 +23,7 @@ from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import ClusterError
 from forebay.platform.readers import load_readers
+from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
 from forebay.platform.routers import replica_name, routed, specs_of, weights_of
 from forebay.platform.stores import database, valkey
@@ -227,6 +228,7 @@ def _keep(pools: list[Pool], relay: Relay, name: str, specs: Collection[Endpoint
         if pool.name == name:
             for gone in pool.keep(specs):
                 relay.forget(name, gone)
+                ATTEMPTS_FAILED.remove_by_labels({"endpoint": gone})  # names of pods never come again
 
 
 def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:
