@@ -42,7 +42,8 @@ async def test_engines_are_replaced_under_load_and_no_request_fails(
     ):  # fmt: skip
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
         await api.set("pods", engine_pod("e-0", one))
-        settings: dict[str, Any] = {"model": MODEL, "postgres": database, "valkey": valkey, "server": {"workers": 2}, "pools": POOLS}
+        stores = {"postgres": database, "valkey": valkey}
+        settings: dict[str, Any] = {"model": MODEL, "server": {"workers": 2}, "pools": POOLS, **stores}
         with state_directory() as state:
             async with front_door(state, [], **settings) as door:
                 answers: list[httpx.Response] = []

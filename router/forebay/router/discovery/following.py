@@ -25,7 +25,7 @@ class Report(Struct, frozen=True):
 
     synced: bool
     away: str
-    heard_s: float  # seconds since it could be followed, where it cannot
+    away_s: float  # for how long that is so
     endpoints: int
     left_out: dict[str, str]
 
@@ -61,11 +61,11 @@ class Discovery:
         return f"<Discovery of {self.pool}: {len(self._found.specs)} endpoints, {self._both}>"
 
     def report(self) -> Report:
-        away = next((one.away for one in self._both if one.away), "")
+        away = [one for one in self._both if one.away]
         return Report(
             synced=all(one.synced for one in self._both),
-            away=away,
-            heard_s=time.monotonic() - min(one.heard_at for one in self._both) if away else 0.0,
+            away=away[0].away if away else "",
+            away_s=round(time.monotonic() - min(one.away_at for one in away), 1) if away else 0.0,
             endpoints=len(self._found.specs),
             left_out=self._found.left_out,
         )

@@ -16,7 +16,7 @@ class Reported(Protocol):
     @property
     def away(self) -> str: ...
     @property
-    def heard_s(self) -> float: ...
+    def away_s(self) -> float: ...
     @property
     def endpoints(self) -> int: ...
     @property
@@ -53,7 +53,7 @@ class _Discoveries(Collector):
         for one in tuple(self.shown):
             report = one.report()
             up.add_metric([one.pool], float(report.synced and not report.away))
-            away.add_metric([one.pool], report.heard_s)
+            away.add_metric([one.pool], report.away_s)
             pods.add_metric([one.pool, "found"], report.endpoints)
             pods.add_metric([one.pool, "left_out"], len(report.left_out))
             lists.add_metric([one.pool], one.lists)

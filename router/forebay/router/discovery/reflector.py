@@ -56,7 +56,7 @@ class Reflector(Generic[T]):
         self.what = what
         self.synced = False
         self.away = ""  # why the API cannot be followed at the moment
-        self.heard_at = time.monotonic()  # when it could be last
+        self.away_at = 0.0  # since when, on the monotonic clock
         self.lists = 0
         self._source = source
         self._store: Store[T] = Store(kind)
@@ -139,7 +139,6 @@ class Reflector(Generic[T]):
             self._pause = self._pauses[0]
 
     def _heard(self) -> None:
-        self.heard_at = time.monotonic()
         if self.away:
             log.info("%s can be followed again", self.what)
             self.away = ""
@@ -150,6 +149,8 @@ class Reflector(Generic[T]):
             return
         if self.away != reason:
             log.warning("%s cannot be followed, and stay as they were known last: %s", self.what, reason[:500])
+        if not self.away:
+            self.away_at = time.monotonic()
         self.away = reason[:500]
         self._changed()
         self._rest()
