@@ -1,6 +1,7 @@
 """Engines that are found in Kubernetes, by the real client over a double of the API."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -200,6 +201,12 @@ async def test_without_a_cluster_the_start_says_so(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
     with pytest.raises(ClusterError, match="it is not known where the Kubernetes API is"):
         await asyncio.to_thread(connect)
+
+
+async def test_without_the_client_the_start_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    with pytest.raises(ClusterError, match="pip install 'forebay\\[kubernetes\\]'"):
+        connect()
 
 
 # -- a whole front door

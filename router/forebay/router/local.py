@@ -130,6 +130,7 @@ class RouterService:
         self._warm = warm
         self._clock = clock
         self._give_up_at = clock() + ready_within
+        self._ready = False
         self.discovery: Callable[[], Mapping[str, Struct]] = dict  # how well each pool that is found is known
         metrics.show(self.core, clock)
         for pool, specs in pools.items():
@@ -140,10 +141,11 @@ class RouterService:
 
     @property
     def ready(self) -> bool:
-        """Whether what endpoints hold is known as far as it will be soon."""
-        if self._clock() >= self._give_up_at:
-            return True
-        return all(follower.caught_up.is_set() for follower in self.followers.values())
+        """Whether what endpoints hold is known as far as it will be soon. Those that come later do not matter."""
+        if not self._ready:
+            caught_up = all(followed.follower.caught_up.is_set() for followed in self._followed.values())
+            self._ready = caught_up or self._clock() >= self._give_up_at
+        return self._ready
 
     @property
     def followers(self) -> dict[tuple[str, str], Follower]:

@@ -4,29 +4,33 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
 from forebay.router.discovery import metrics
-from forebay.router.discovery.pods import Found, Pod, Rules, Slice, found
+from forebay.router.discovery.pods import PASSING, Found, Pod, Rules, Slice, found
 from forebay.router.discovery.reflector import PAUSES_S, Reflector, Source
 from forebay.router.endpoints import EndpointSpec
 
 log = logging.getLogger(__name__)
 
+MOST_SHOWN = 20
 SETTLE_S = 0.02  # changes that come together are told together
 Tell = Callable[[tuple[EndpointSpec, ...]], None]
 
 
 class Report(Struct, frozen=True):
-    """How well a pool's engines are known. `away`: why the API cannot be followed; empty while it is. `left_out`: why
-    pods are no endpoints, by name."""
+    """How well a pool's engines are known. `away`: why the API cannot be followed; empty while it is. `left`: how many
+    pods are no endpoints; `left_out`: why, of some. `unread`: objects so far that could not be read."""
 
     synced: bool
     away: str
     away_s: float  # for how long that is so
     endpoints: int
+    left: int
+    unread: int
     left_out: dict[str, str]
 
 
@@ -67,7 +71,9 @@ class Discovery:
             away=away[0].away if away else "",
             away_s=round(time.monotonic() - min(one.away_at for one in away), 1) if away else 0.0,
             endpoints=len(self._found.specs),
-            left_out=self._found.left_out,
+            left=len(self._found.left_out),
+            unread=sum(one.odd for one in self._both),
+            left_out=dict(islice(self._found.left_out.items(), MOST_SHOWN)),
         )
 
     @property
@@ -100,7 +106,8 @@ class Discovery:
         known = found(self._pods.items, slices, self._rules)
         for name, why in known.left_out.items():
             if self._found.left_out.get(name) != why:
-                log.warning("pod %s is no endpoint of pool %s: it %s", name, self.pool, why)
+                level = logging.INFO if why in PASSING else logging.WARNING
+                log.log(level, "pod %s is no endpoint of pool %s: it %s", name, self.pool, why)
         if not self.first.is_set() or self._found.specs != known.specs:
             self._tell(known.specs)
         self._found = known

@@ -20,7 +20,7 @@ class Reported(Protocol):
     @property
     def endpoints(self) -> int: ...
     @property
-    def left_out(self) -> dict[str, str]: ...
+    def left(self) -> int: ...
 
 
 class Shown(Protocol):
@@ -55,7 +55,7 @@ class _Discoveries(Collector):
             up.add_metric([one.pool], float(report.synced and not report.away))
             away.add_metric([one.pool], report.away_s)
             pods.add_metric([one.pool, "found"], report.endpoints)
-            pods.add_metric([one.pool, "left_out"], len(report.left_out))
+            pods.add_metric([one.pool, "left_out"], report.left)
             lists.add_metric([one.pool], one.lists)
         yield from (up, away, pods, lists)
 

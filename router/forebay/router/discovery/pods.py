@@ -11,6 +11,9 @@ from msgspec import Struct, field
 from forebay.router.endpoints import EndpointSpec
 from forebay.router.routing import Group, Role
 
+NO_ADDRESS, NO_POD = "has no address yet", "is in the service, and its pod is not known"
+PASSING = (NO_ADDRESS, NO_POD)  # reasons that every pod has for a moment, when it comes or goes
+
 
 class Metadata(Struct, frozen=True, rename="camel"):
     name: str
@@ -146,7 +149,7 @@ def _alone(pods: Mapping[str, Pod]) -> tuple[dict[str, Place], dict[str, str]]:
     live = {name: pod for name, pod in pods.items() if pod.status.phase not in ("Succeeded", "Failed")}
     places = {name: Place(pod.status.ip, pod.ready, terminating=False, ports={}) for name, pod in live.items()}
     return {name: place for name, place in places.items() if place.address}, {
-        name: "has no address yet" for name, place in places.items() if not place.address
+        name: NO_ADDRESS for name, place in places.items() if not place.address
     }
 
 
@@ -162,7 +165,7 @@ def _placed(pods: Mapping[str, Pod], slices: Iterable[Slice]) -> tuple[dict[str,
                 continue
             pod = pods.get(target.name)
             if pod is None or (target.uid and pod.metadata.uid and target.uid != pod.metadata.uid):
-                left_out[target.name] = "is in the service, and its pod is not known"
+                left_out[target.name] = NO_POD
                 continue
             terminating = endpoint.conditions.terminating is True
             place = Place(endpoint.addresses[0], endpoint.conditions.ready is not False, terminating, ports)
