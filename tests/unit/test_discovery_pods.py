@@ -87,6 +87,7 @@ def test_what_is_left_out_says_why() -> None:
         "bad": "has the label forebay.dev/role=both, which is none of unified, prefill, decode",
     }
     assert by_service(pod("e"), port="web").left_out == {"e": "has no port named web"}
+    assert by_service(pod("e"), port="70000").left_out == {"e": "cannot have the port 70000"}
 
 
 def test_a_pod_in_two_slices_is_one_endpoint() -> None:

@@ -207,6 +207,8 @@ def _specs(pod: Pod, place: Place, rules: Rules) -> list[EndpointSpec]:
 def _port(wanted: str, pod: Pod, place: Place) -> int:
     """Raises `ValueError` where none has that name."""
     if wanted.isdigit():
+        if not 0 < int(wanted) < 1 << 16:
+            raise ValueError(f"cannot have the port {wanted}")
         return int(wanted)
     if wanted in place.ports:
         return place.ports[wanted]
