@@ -1,7 +1,7 @@
 """What a pool does with endpoints that fail: whom it asks instead, and how it lets them back in."""
 
 from forebay.router.health import ANSWERS_TO_UP, LONGEST_OUT_S, Card, Failed
-from forebay.router.routing import Health
+from forebay.router.routing import Health, Placed
 from tests.virtual import POOL, Table
 
 CHAT = ("a conversation", 1_000)
@@ -51,18 +51,19 @@ def test_one_that_returns_has_one_request_at_a_time_until_some_are_answered() ->
     table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     table.now += LONGEST_OUT_S
     well(table, "a")
+    held: list[Placed] = []
     for _ in range(ANSWERS_TO_UP):
         placed = [table.place((f"{n}", 100)) for n in range(6)]
         (trial,) = [one for one in placed if one.endpoint == "a"]
-        assert not table.explain(CHAT)["a"].available
-        table.begin(trial)
-        if table.core.states(POOL)["a"].health is Health.RETURNING:
-            assert table.place(CHAT, owner=9).endpoint == "b"  # it is at work
-        table.core.release_owner(9, table.now)
-        table.end(*placed)
+        told = table.explain(CHAT)["a"]
+        assert (told.available, told.reason) == (False, "gets one request at a time until some are answered")
+        assert table.core.states(POOL)["a"].health is Health.RETURNING
+        table.begin(trial)  # which may go on for long
+        held += placed
     assert health(table)["a"] == "up"
-    held = [table.place((f"later {n}", 100)).endpoint for n in range(6)]
-    assert held.count("a") == 3
+    table.end(*held)
+    later = [table.place((f"later {n}", 100)).endpoint for n in range(6)]
+    assert later.count("a") == 3
 
 
 def test_requests_never_put_out_so_many_that_the_rest_would_not_do() -> None:

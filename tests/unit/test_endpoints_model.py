@@ -62,7 +62,8 @@ class Endpoints(RuleBasedStateMachine):
     def place(self, chat: int, stream: bool, exclude: set[str], owner: int) -> None:
         table = self.table
         ask = table.ask((f"chat {chat}", 800), stream=stream, without=tuple(exclude))
-        before, loads = table.core.states(POOL), table.loads()
+        before = table.core.states(POOL)
+        waiting = {name: member.load.waiting for name, member in table.pool.members.items()}
         told = {one.endpoint for one in table.core.explain(ask, table.now) if one.available}
         placed = table.core.place(ask, table.now, owner)
         if placed is None:
@@ -81,7 +82,7 @@ class Endpoints(RuleBasedStateMachine):
         )  # fmt: skip
         if well:
             assert before[name].health is not Health.EJECTED
-            assert before[name].health is not Health.RETURNING or not loads[name][0]
+            assert before[name].health is not Health.RETURNING or not waiting[name]
         self.held[placed.booking] = name, self.there[name]
         self.placed.append(placed)
 

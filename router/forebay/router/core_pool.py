@@ -114,11 +114,12 @@ class CorePool:
         return member.standing > OUT and member.standing in (self._best, RETURNING)
 
     def takes(self, member: Member) -> bool:
-        """Whether it may be sent something new: the best there are, and beside them one that returns, if it is idle."""
+        """Whether it may be sent something new: the best there are, and beside them one that returns, unless a request
+        waits for its first token there."""
         standing = member.standing
         if standing == self._best:
             return standing > OUT
-        return standing == RETURNING and not member.load.in_flight
+        return standing == RETURNING and not member.load.waiting
 
     def _heard(self, member: Member) -> None:
         """Something of what its standing depends on may have changed."""

@@ -1,8 +1,8 @@
 """Whether an endpoint can answer, by its probes and by what happens to requests (pure). Times are seconds of one clock.
 
 One that fails is put out for a while, longer each time until it has stood for long, and is let back in gently: a probe
-must find it well, and it gets one request at a time until some were answered. Failures are weighed against answers, so
-that one that fails every other time is found, and a few among many answers put nobody out.
+must find it well, and it gets one request, and when that is answered another, until some were. Failures are weighed
+against answers, so that one that fails every other time is found, and a few among many answers put nobody out.
 """
 
 import logging
@@ -159,7 +159,8 @@ class Condition:
             self._up(now)
             return
         log.info("endpoint %s is let back in", self.name)
-        self.health, self.reason, self.back_at = Health.RETURNING, "gets one request at a time until some succeed", 0.0
+        self.health, self.back_at = Health.RETURNING, 0.0
+        self.reason = "gets one request at a time until some are answered"
         self._probes = self._requests = 0.0
         self._answers = 0
 
