@@ -100,6 +100,18 @@ def test_where_nobody_else_is_left_one_that_failed_requests_is_asked_again() -> 
     assert table.core.place(table.ask(CHAT), table.now) is None
 
 
+def test_where_the_others_go_one_that_failed_requests_is_asked_again() -> None:
+    table = Table("a", "b")
+    well(table, "a", "b")
+    fails(table, "a")
+    table.core.remove(POOL, "b")
+    assert picked(table) == {"a"}
+    table.core.add(POOL, "c")
+    assert picked(table) == {"c"}
+    table.core.drain(POOL, "c", "it goes")
+    assert picked(table) == {"a"}
+
+
 def test_where_all_return_nobody_waits_for_a_turn() -> None:
     table = Table("a", "b")
     well(table, "a", "b")

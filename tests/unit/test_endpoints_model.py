@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from forebay.router.health import Card, Failed, Misfit, Well
+from forebay.router.health import LONGEST_OUT_S, Card, Failed, Misfit, Well
 from forebay.router.routing import Group, Health, Outcome, Placed, Role
 from tests.virtual import POOL, Table
 
@@ -116,6 +116,17 @@ class Endpoints(RuleBasedStateMachine):
     @rule(name=_names, finding=_findings)
     def probed(self, name: str, finding: Card | Well | Misfit | Failed) -> None:
         self.table.core.probed(POOL, name, finding, self.table.now)
+
+    @rule(name=_names, requests=st.booleans())
+    def returns(self, name: str, requests: bool) -> None:
+        """It was up, is put out, and is found well when its time is over."""
+        self.probed(name, Card())
+        if requests:
+            self.failed(name, at_once=False, times=3)
+        else:
+            self.failed(name, at_once=True, times=1)
+        self.wait(LONGEST_OUT_S)
+        self.probed(name, Card())
 
     @rule(name=_names, chat=st.integers(0, 3))
     def stores(self, name: str, chat: int) -> None:
