@@ -51,6 +51,14 @@ def at_rest(door: Door) -> bool:
     )
 
 
+def replaced(door: Door, name: str) -> None:
+    """Another engine takes its place, so that what this one did is not held against it."""
+    assert door.service.routing is not None
+    specs = door.service.routing.roster.pools["main"]
+    door.service.routing.reconcile("main", [spec for spec in specs if spec.name != name])
+    door.service.routing.reconcile("main", specs)
+
+
 def odd(frame: bytes) -> bytes:
     return b"data: " + frame + b"\n\n"
 
@@ -105,8 +113,7 @@ async def test_an_engine_that_answers_nonsense_costs_no_request(open_door: OpenD
                     wrong[name] = (response.status_code, response.text[-300:])
             assert broken.asked, name
             await asyncio.sleep(0.05)
-            assert door.service.routing is not None
-            await door.service.routing.prober.once()
+            replaced(door, "engine-0")
         assert not wrong, "\n".join(f"{k}: {v}" for k, v in wrong.items())
         assert at_rest(door)
 

@@ -5,6 +5,7 @@ import pytest
 
 from forebay.platform.config.load import check
 
+FOUND = "pools: [{name: p, discovery: {kubernetes: {%s}}}]\nmodels: [{name: m, pool: p}]"
 ENDPOINT = "pools: [{name: p, endpoints: [{url: 'http://h:1', %s}]}]\nmodels: [{name: m, pool: p}]"
 URL = "pools: [{name: p, endpoints: [{url: '%s'}]}]\nmodels: [{name: m, pool: p}]"
 MODEL = "pools: [{name: p, endpoints: [{url: 'http://h:1'}]}]\nmodels: [{name: m, pool: p, %s}]"
@@ -99,7 +100,18 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
          "openai has no priorities; set engine to vllm, or remove the key"),
         ("pools: [{name: p, endpoints: [{url: 'http://h'}, {url: 'https://h'}]}]\nmodels: [{name: m, pool: p}]",
          "f:2: pools[0].endpoints[1].name: endpoint 'h' is taken, first in line 2; give each its own"),
+        (FOUND % "", "f:2: pools[0].discovery.kubernetes.service: is missing; name the service of the engines, or give a"),
+        (FOUND % "service: Engines", "f:2: pools[0].discovery.kubernetes.service: 'Engines' does not fit; write up to 63"),
+        (FOUND % "service: e, port: 0", "f:2: pools[0].discovery.kubernetes.port: '0' does not fit; write a port's number"),
+        (FOUND % "service: e, kvReplayPort: 1", "f:2: pools[0].discovery.kubernetes.kvReplayPort: kvReplayPort without "
+         "kvEventsPort has no effect; set kvEventsPort, or remove the key"),
+        (FOUND % "service: e, engine: openai, dataParallelRanks: 2", "f:2: pools[0].discovery.kubernetes.dataParallelRanks: "
+         "engine openai cannot be told a data-parallel rank"),
+        ("pools: [{name: p, discovery: {}}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery.kubernetes: is "
+         "missing; write a mapping with keys such as service, port"),
         # warnings
+        (FOUND % "service: e, kvEventsPort: events", "f:2: warning: pools[0].discovery.kubernetes.kvEventsPort: without "
+         "kvReplayPort, what was cached before"),
         ("pools: [{name: p, endpoints: [{url: 'http://h'}]}]\nmodels: [{name: m, pool: p}, {name: n, pool: p}]",
          "f:3: warning: models[1].pool: pool 'p' is asked for model 'm', so this one gets its answers; give it a pool of"),
         (ENDPOINT % "apiKeyEnv: NO_SUCH", "f:2: warning: pools[0].endpoints[0].apiKeyEnv: the variable NO_SUCH is not set"),

@@ -182,6 +182,22 @@ def configs(draw: st.DrawFn) -> Config:
     )
 
 
+def test_engines_that_are_found_are_reached_at_a_number_or_a_name() -> None:
+    text = (
+        "pools: [{name: p, discovery: {kubernetes: {service: e, port: 8000, kvEventsPort: events, kvReplayPort: '5657'}"
+        "}}]\nmodels: [{name: m, pool: p}]"
+    )
+    config, faults = examine(f"apiVersion: forebay.dev/v1\n{text}", "f", {})
+    assert not faults
+    assert config is not None
+    assert config.pools[0].discovery is not None
+    found = config.pools[0].discovery.kubernetes
+    assert found is not None
+    assert (found.port, found.kv_events_port, found.kv_replay_port) == ("8000", "events", "5657")
+    assert (found.namespace, found.pod_labels.role, config.pools[0].endpoints) == (None, "forebay.dev/role", ())
+    assert config.served_model(config.pools[0], found) == "m"
+
+
 @given(configs())
 def test_what_is_shown_reads_back_as_the_same(config: Config) -> None:
     again, faults = examine(as_yaml(config), "f", {})

@@ -144,7 +144,7 @@ def test_a_whole_answer_is_not_waited_for_longer_than_its_prefill_takes() -> Non
 def test_explaining_shows_what_would_happen_and_books_nothing() -> None:
     table = Table("a", "b", "c")
     assert table.serve(CHAT) == "a"
-    table.core.failed(POOL, "c", "no route to host", at_once=True)
+    table.core.failed(POOL, "c", "no route to host", table.now, at_once=True)
     before = table.loads()
     seen = table.explain(CHAT, ("next", 10), without=("b",))
     assert table.loads() == before
@@ -162,7 +162,7 @@ def test_nobody_is_left() -> None:
     table = Table("a")
     assert table.core.place(table.ask(("x", 10), without=("a",)), table.now) is None
     assert not any(one.chosen for one in table.explain(("x", 10), without=("a",)).values())
-    table.core.failed(POOL, "a", "refused", at_once=True)
+    table.core.failed(POOL, "a", "refused", table.now, at_once=True)
     assert table.core.place(table.ask(("x", 10)), table.now) is None
     unknown = Ask("nowhere", b"", 10, 10)
     assert table.core.place(unknown, table.now) is None

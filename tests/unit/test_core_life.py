@@ -14,7 +14,7 @@ FOLLOWED = Following.FOLLOWING
 def test_an_endpoint_that_dies_gets_no_more_and_its_bookings_end_once() -> None:
     table = Table("a", "b")
     held = [table.place((f"{n}", 500)) for n in range(6)]
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     assert table.core.states(POOL)["a"].health is Health.DOWN
     assert {table.place((f"later {n}", 500)).endpoint for n in range(6)} == {"b"}
     for placed in held:
@@ -29,11 +29,11 @@ def test_a_flapping_endpoint_never_has_less_than_nothing() -> None:
     table = Table("a", "b")
     for _ in range(20):
         held = [table.place(CHAT, output=7) for _ in range(4)]
-        table.core.failed(POOL, "a", "reset")
-        table.core.failed(POOL, "a", "reset")
-        table.core.probed(POOL, "a", Failed("refused", at_once=True))
+        table.core.failed(POOL, "a", "reset", table.now)
+        table.core.failed(POOL, "a", "reset", table.now)
+        table.core.probed(POOL, "a", Failed("refused", at_once=True), table.now)
         table.begin(*held[:2])
-        table.core.probed(POOL, "a", Card(8192))
+        table.core.probed(POOL, "a", Card(8192), table.now)
         table.end(*held)
         assert table.idle()
     assert table.explain(("x", 100))["a"].queued_s == 0.0
@@ -43,20 +43,20 @@ def test_a_process_that_is_gone_has_lost_its_cache_and_one_that_is_silent_has_no
     table = Table("a", "b")
     assert table.serve(CHAT) == "a"
     for _ in range(2):
-        table.core.failed(POOL, "a", "no answer within 5 s")
+        table.core.failed(POOL, "a", "no answer within 5 s", table.now)
     assert table.place(CHAT).endpoint == "b"
-    table.core.probed(POOL, "a", Card())
+    table.core.probed(POOL, "a", Card(), table.now)
     assert table.cached(CHAT)["a"] == 992
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
-    table.core.probed(POOL, "a", Card())
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
+    table.core.probed(POOL, "a", Card(), table.now)
     assert "a" not in table.cached(CHAT)
 
 
 def test_what_was_learnt_after_a_restart_survives_late_news_of_the_death() -> None:
     table = Table("a", following=FOLLOWED)
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     table.stores("a", CHAT)
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     assert table.cached(CHAT) == {"a": 992}
 
 
@@ -64,10 +64,10 @@ def test_a_refusal_while_events_go_on_costs_no_context_and_one_after_which_they_
     """A proxy or a service without ready pods refuses for an engine that is well."""
     table = Table("a", following=FOLLOWED)
     table.stores("a", CHAT)
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
-    table.core.probed(POOL, "a", Card())
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
+    table.core.probed(POOL, "a", Card(), table.now)
     assert table.cached(CHAT) == {"a": 992}
-    table.core.failed(POOL, "a", "connection refused", at_once=True)
+    table.core.failed(POOL, "a", "connection refused", table.now, at_once=True)
     table.core.follows(POOL, "a", Following.AWAY)
     assert table.cached(CHAT) == {}
 
@@ -238,22 +238,22 @@ def test_tokens_that_were_guessed_from_bytes_are_compared_by_their_share() -> No
 
 
 def test_an_answer_counts_against_earlier_failures() -> None:
-    table = Table("a")
-    table.core.failed(POOL, "a", "reset")
-    table.begin(table.place(CHAT))
-    table.core.failed(POOL, "a", "reset")
+    table = Table("a", "b")
+    table.core.failed(POOL, "a", "reset", table.now)
+    table.begin(table.place(CHAT, without=("b",)))
+    table.core.failed(POOL, "a", "reset", table.now)
     assert table.core.states(POOL)["a"].available
-    table.core.answered(POOL, "a")
-    table.core.failed(POOL, "a", "reset")
+    table.core.answered(POOL, "a", table.now)
+    table.core.failed(POOL, "a", "reset", table.now)
     assert table.core.states(POOL)["a"].available
-    table.core.failed(POOL, "a", "reset")
+    table.core.failed(POOL, "a", "reset", table.now)
     assert not table.core.states(POOL)["a"].available
 
 
 def test_news_of_what_is_not_known_changes_nothing() -> None:
     table = Table("a")
     for pool, endpoint in (("nowhere", "a"), (POOL, "z")):
-        table.core.failed(pool, endpoint, "reset", at_once=True)
-        table.core.answered(pool, endpoint)
+        table.core.failed(pool, endpoint, "reset", table.now, at_once=True)
+        table.core.answered(pool, endpoint, table.now)
     table.core.begun(99, table.now)
     assert table.core.states(POOL)["a"].available

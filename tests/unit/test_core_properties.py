@@ -92,10 +92,10 @@ class Story:
             self.live.pop(self.ever[number].booking, None)
 
     def failed(self, endpoint: str, at_once: bool) -> None:
-        self.table.core.failed(POOL, endpoint, "it failed", at_once=at_once)
+        self.table.core.failed(POOL, endpoint, "it failed", self.table.now, at_once=at_once)
 
     def up(self, endpoint: str) -> None:
-        self.table.core.probed(POOL, endpoint, Card())
+        self.table.core.probed(POOL, endpoint, Card(), self.table.now)
 
     def stores(self, endpoint: str, chat: int) -> None:
         self.table.stores(endpoint, (f"chat {chat}", 800))

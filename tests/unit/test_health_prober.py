@@ -12,6 +12,7 @@ from forebay.router.endpoints import Endpoint, EndpointSpec
 from forebay.router.health import Card, Failed, Finding, Misfit, Well
 from forebay.router.health_prober import Prober, probe
 from tests.doubles.scripted import whole
+from tests.eventually import eventually
 
 Answers = Callable[[bytes], bytes]
 GONE = "http://127.0.0.1:1"
@@ -116,3 +117,31 @@ async def test_ranks_behind_one_url_are_probed_once_and_all_hear_of_it() -> None
     assert sorted((pool, name, type(finding)) for pool, name, finding in heard) == [
         ("gone", "b", Failed), ("main", "a/0", Card), ("main", "a/1", Card),
     ]  # fmt: skip
+
+
+async def test_endpoints_that_come_are_probed_while_it_runs_and_those_that_went_are_not() -> None:
+    heard: list[str] = []
+    async with serving(cards({"id": "m"})) as url:
+        prober = Prober(
+            {"main": [spec(url, name="a/0")], "other": []},
+            tell=lambda pool, name, finding: heard.append(f"{pool} {name} {type(finding).__name__}"),
+            proven=lambda pool, endpoint: False,
+            connect_timeout=1.0,
+        )
+        running = asyncio.create_task(prober.run())
+        await eventually(lambda: heard == ["main a/0 Card"])
+        prober.keep("other", [spec(GONE, name="b")])
+        await eventually(lambda: heard[1:] == ["other b Failed"])
+        prober.keep("other", [spec(url, name="c")])  # the same server as main's
+        prober.keep("main", [])
+        heard.clear()
+        await prober.once()
+        assert heard == ["other c Card"]
+        prober.keep("other", [])
+        heard.clear()
+        await prober.once()
+        assert not heard
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait((running,))
+        prober.close()

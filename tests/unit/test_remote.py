@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
 from forebay.router.remote.channel import UNSENT_LIMIT
 from forebay.router.remote.wire import VERSION, Explain, Hello, States, frame
@@ -15,6 +16,10 @@ from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
 ASK = Ask("main", b"12345678", 40, 10, session="0123456789abcdef" * 2)
+
+
+def spec(name: str) -> EndpointSpec:
+    return EndpointSpec(name, f"http://{name}:8000", "vllm", "m", "its key", False)
 
 
 @pytest.fixture
@@ -97,6 +102,25 @@ async def test_endpoints_are_known_at_once_and_as_they_change(path: Path) -> Non
         router.endpoints["main"] = {"e-1": EndpointState("main", "e-1")}
         await eventually(lambda: list(client.states("main")) == ["e-1"])
         assert client.states("nowhere") == {}
+
+
+async def test_a_worker_knows_how_an_endpoint_is_reached_before_anything_is_placed_there(path: Path) -> None:
+    router, roster = SharedRouter(), Roster({"main": [spec("e-1")]})
+    async with served(router, path, roster=roster), worker(path) as client:
+        assert client.roster.pools == {"main": (spec("e-1"),)}
+        heard: list[tuple[str, ...]] = []
+        client.roster.listen(lambda _, specs: heard.append(tuple(one.name for one in specs)))
+        assert heard == [("e-1",)]
+        asking = asyncio.create_task(client.place(ASK))
+        await asyncio.sleep(0)  # it is sent
+        roster.change("main", [spec("e-0"), spec("e-1")])
+        placed = await asking
+        assert placed is not None
+        assert placed.endpoint in {one.name for one in client.roster.pools["main"]}
+        roster.change("main", [spec("e-0"), spec("e-1")])
+        roster.change("main", [])
+        await eventually(lambda: client.roster.pools == {"main": ()})
+        assert heard == [("e-1",), ("e-0", "e-1"), ()]
 
 
 async def test_a_question_that_nobody_waits_for_any_more_leaves_no_booking(path: Path) -> None:

@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.finding import finding
 from forebay.platform.sharing.link import LoadLink
 from forebay.platform.sharing.wire import channel_of
 from forebay.platform.tasks import background, end
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
-from forebay.router import EndpointSpec, RouterService, Weights
+from forebay.router import EndpointSpec, Group, Role, RouterService, Weights
 
 
 @asynccontextmanager
@@ -21,17 +22,19 @@ async def routed(config: Config, valkey_url: str) -> AsyncIterator[RouterService
     it has booked is shared with other front doors. Raises `StoreError`."""
     specs, file = specs_of(config), path_of(config.stores.state_dir, replica_name())
     async with AsyncExitStack() as stack:
+        finder = await stack.enter_async_context(finding(config, specs))
         service = RouterService(
-            specs,
+            finder.specs,
             weights_of(config),
             connect_timeout=config.timeouts.connect,
             blocks_per_endpoint=config.router.blocks_per_endpoint,
             ready_within=config.router.warm_start_timeout,
-            warm=warming(config, specs, file),
+            warm=warming(config, finder.specs, file),
         )
         stack.callback(service.close)
         stack.push_async_callback(keep, service, file)
         stack.push_async_callback(end, background("router", service.run))
+        finder.tell(service)
         stack.push_async_callback(end, background("snapshot", lambda: keeping(service, file)))
         if config.router.share_load:
             link = LoadLink(service.core.peers, valkey_url, channel_of(config), replica_name())
@@ -72,6 +75,7 @@ def _specs(endpoint: Endpoint, served_model: str) -> list[EndpointSpec]:
             events=_of_rank(endpoint.kv_events, rank),
             replay=_of_rank(endpoint.kv_replay, rank),
             rank=None if ranks == 1 else rank,
+            group=Group(Role(endpoint.role), endpoint.revision, endpoint.accelerator),
         )
         for rank in range(ranks)
     ]

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from forebay.platform.catalogue import Catalogue, Entry, prices_of
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
+from forebay.platform.finding import ClusterError
 from forebay.platform.readers import load_readers
+from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
 from forebay.platform.routers import replica_name, routed, specs_of, weights_of
 from forebay.platform.stores import database, valkey
@@ -36,7 +38,7 @@ from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
-from forebay.router import Memory, Pool, RemoteRouter, Router, RouterService, Ticker
+from forebay.router import EndpointSpec, Memory, Pool, RemoteRouter, Router, RouterService, Ticker
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ SHIP_AT_END_S = 5.0  # what is not shipped by then waits in the spool for the ne
 SPOOL_WITHIN_S = 5.0  # a worker that starts may be adopting the spool of one that starts beside it
 SETTLE_S = 5.0
 CUT_S = 10.0  # seconds for requests that are cut to end their streams and records
-FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, OSError)  # of a start, told in one line
+# Of a start, told in one line.
+FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, ClusterError, OSError)
 
 
 class Seat(Struct, frozen=True):
@@ -177,6 +180,9 @@ async def running(
         stack.push_async_callback(end, background("connections", ticker.run))
         routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
+        relay = Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every)
+        roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
+        roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
 
         stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
         await stores.check()
@@ -195,7 +201,7 @@ async def running(
             router=router,
             spool=spool,
             server=config.server,
-            relay=Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every),
+            relay=relay,
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
         )
         stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
@@ -214,6 +220,15 @@ async def running(
             inferences=inferences,
             stores=stores,
         )
+
+
+def _keep(pools: list[Pool], relay: Relay, name: str, specs: Collection[EndpointSpec]) -> None:
+    """Follow the router's endpoints."""
+    for pool in pools:
+        if pool.name == name:
+            for gone in pool.keep(specs):
+                relay.forget(name, gone)
+                ATTEMPTS_FAILED.remove_by_labels({"endpoint": gone})  # names of pods never come again
 
 
 def build_catalogue(config: Config, pools: list[Pool]) -> Catalogue:

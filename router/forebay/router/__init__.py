@@ -1,7 +1,7 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
-from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Ticker
+from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
 from forebay.router.local import LocalRouter, RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
 from forebay.router.prefix.keys import Weights, seeded
@@ -27,9 +27,11 @@ from forebay.router.routing import (
     Candidate,
     EndpointState,
     Following,
+    Group,
     Health,
     Outcome,
     Placed,
+    Role,
     Router,
     context_length,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "Following",
     "FrameError",
     "Framer",
+    "Group",
     "Handler",
     "Health",
     "Ladder",
@@ -68,6 +71,8 @@ __all__ = [
     "Refusal",
     "RemoteRouter",
     "Report",
+    "Role",
+    "Roster",
     "Router",
     "RouterServer",
     "RouterService",

@@ -1,5 +1,5 @@
-"""Conversations as an engine's cache sees them (pure): where each one's context last was, how long it has been idle, and
-how likely it is that it comes back.
+"""Conversations as an engine's cache sees them (pure): where each one's context last was, how long it has been idle,
+and how likely it is that it comes back.
 
 A context is known by its prompts alone: a turn's keys begin with those of the turn before. A session that a client
 names stands in where they do not (guessed prompts, histories that were rewritten). Nothing here holds anybody anywhere:
@@ -134,12 +134,13 @@ class Contexts:
                     return known
         return self._sessions.get(session) if session else None
 
-    def placed(self, context: Context | None, endpoint: str, tokens: int, keys: Keys, session: str, now: float) -> Context:
-        """A request of it was sent to `endpoint`; without `context`, of a new one."""
-        if context is None or context.number not in self._known:
+    def placed(self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "") -> Context:
+        """A request with such a prompt was sent to `endpoint`: of a context that is known, or of a new one."""
+        context = self.find(keys, session)
+        if context is None:
             self._next += 1
             context = self._known[self._next] = Context(self._next)
-            self._bound(now)
+            self._bound()
         elif not context.running:
             self._odds[context.returns is True].returned(now - context.idle_at)
         self._known.move_to_end(context.number)
@@ -164,6 +165,11 @@ class Contexts:
         context.tokens, context.idle_at, context.returns = tokens, now, returns
         if endpoint in self._residents:
             self._residents[endpoint].use(context, tokens)
+
+    def abandoned(self, number: int) -> None:
+        """A request of it is over, and what it left behind is gone."""
+        if (context := self._known.get(number)) is not None:
+            context.running = max(0, context.running - 1)
 
     def displaced(self, endpoint: str, tokens: float, now: float) -> tuple[float, float]:
         """Tokens of contexts that storing so many more in a full cache pushes out, each weighed by its chance to be
@@ -194,12 +200,17 @@ class Contexts:
         """Let go of contexts that are over, at most so many at once."""
         for _ in range(most):
             context = next(iter(self._known.values()), None)
-            if context is None or context.running or now - context.idle_at < GONE_S:
+            if context is None:
                 return
-            self._odds[context.returns is True].gone()
-            self._forget(context)
+            if context.running:  # it is in use: as if it had just been used
+                self._known.move_to_end(context.number)
+            elif now - context.idle_at < GONE_S:
+                return
+            else:
+                self._odds[context.returns is True].gone()
+                self._forget(context)
 
-    def _bound(self, now: float) -> None:
+    def _bound(self) -> None:
         if len(self._known) > self._most:
             self._forget(next(iter(self._known.values())))
 

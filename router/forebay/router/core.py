@@ -1,18 +1,19 @@
 """The router's decisions (pure): every pool, and the load that is booked on it. The time is an argument, in seconds."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from forebay.router.core_pool import CorePool
-from forebay.router.health import Card, Failed, Finding, Well
+from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed, Refused, Result
+from forebay.router.routing import Ask, Candidate, EndpointState, Following, Group, Outcome, Placed, Refused, Result
 from forebay.router.waiting import Waiting
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
@@ -62,7 +63,7 @@ class Core:
             return None
         keys = _keys(ask)
         options = pool.weigh(ask, keys, now)
-        return self._book(pool, ask, keys, options, choose(options), now, owner) if options else None
+        return self._book(pool, Waiting(0, owner, ask, now, now, keys), options, now) if options else None
 
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
@@ -79,8 +80,7 @@ class Core:
             return number
         option = choose(options)
         if not pool.line and pool.opens(option.name, now):
-            placed = self._book(pool, ask, waiting.keys, options, option, now, owner)
-            self._settled.append(Settled(number, owner, placed))
+            self._settled.append(Settled(number, owner, self._book(pool, waiting, options, now)))
             return number
         waiting.home, waiting.prefill_s = option.name, option.prefill_s
         if not pool.line.add(waiting):
@@ -99,7 +99,7 @@ class Core:
         for waiting, options in pool.ready(now):
             result = None
             if options:
-                result = self._book(pool, waiting.ask, waiting.keys, options, choose(options), now, waiting.owner)
+                result = self._book(pool, waiting, options, now)
             self._settle(pool, waiting, result)
 
     def settled(self) -> "list[Settled]":
@@ -117,13 +117,13 @@ class Core:
         del self._waiting[waiting.number]
         self._settled.append(Settled(waiting.number, waiting.owner, result))
 
-    def _book(
-        self, pool: CorePool, ask: Ask, keys: Keys, options: Sequence[Option], option: Option, now: float, owner: int
-    ) -> Placed:
+    def _book(self, pool: CorePool, waiting: Waiting, options: Sequence[Option], now: float) -> Placed:
+        """Place it on the best of `options`."""
+        ask, option = waiting.ask, choose(options)
         self._next += 1
         booking = Booking(
-            self._next, owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,
-            max(1, ask.tokens), option.cached, keys, ask.exact, slow=option.slow,
+            self._next, waiting.owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,
+            max(1, ask.tokens), option.cached, waiting.keys, ask.exact, slow=option.slow,
         )  # fmt: skip
         self._bookings[booking.id] = booking
         pool.book(booking, options, option, now, ask.session)
@@ -136,9 +136,12 @@ class Core:
             return []
         options = pool.weigh(ask, _keys(ask), now, everyone=True)
         states = pool.states()
-        eligible = [option for option in options if states[option.name].available and option.name not in ask.exclude]
+        taking = {name for name, member in pool.members.items() if pool.takes(member) and name not in ask.exclude}
+        eligible = [option for option in options if option.name in taking]
         chosen = choose(eligible).name if eligible else None
-        return [_candidate(option, states[option.name], ask, chosen) for option in options]
+        return [
+            _candidate(option, states[option.name], ask, chosen, now, takes=option.name in taking) for option in options
+        ]
 
     def begun(self, booking: int, now: float) -> None:
         """The first token came."""
@@ -159,23 +162,39 @@ class Core:
 
     # -- endpoints
 
-    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
+    def add(self, pool: str, endpoint: str) -> None:
+        """One more endpoint, of which nothing is known. One that is there already stays as it is."""
+        if endpoint not in self.pools[pool].members:
+            self.pools[pool].add(endpoint)
+
+    def remove(self, pool: str, endpoint: str) -> None:
+        """It is picked no more. What is booked on it has ended: whatever is told of those bookings later is nothing."""
+        for booking in [one.id for one in self._bookings.values() if (one.pool, one.endpoint) == (pool, endpoint)]:
+            self.pools[pool].contexts.abandoned(self._bookings.pop(booking).context)
+        self.pools[pool].remove(endpoint)
+
+    def group(self, pool: str, endpoint: str, group: Group) -> None:
+        """Which endpoints it is like. Only one that is unified is picked."""
+        self.pools[pool].shut(endpoint, group=group)
+
+    def drain(self, pool: str, endpoint: str, why: str) -> None:
+        """Send it nothing new, while what runs there goes on; with an empty `why`, send it requests again."""
+        self.pools[pool].shut(endpoint, draining=why)
+
+    def failed(self, pool: str, endpoint: str, reason: str, now: float, *, at_once: bool = False) -> None:
         """An exchange failed for the endpoint's fault."""
         if (known := self.pools.get(pool)) is not None:
-            known.failed(endpoint, reason, at_once=at_once)
+            known.failed(endpoint, reason, now, at_once=at_once)
 
-    def answered(self, pool: str, endpoint: str) -> None:
+    def answered(self, pool: str, endpoint: str, now: float) -> None:
         if (known := self.pools.get(pool)) is not None and (member := known.members.get(endpoint)) is not None:
-            member.condition.answered()
+            known.answered(member, now)
 
-    def probed(self, pool: str, endpoint: str, finding: Finding) -> None:
+    def probed(self, pool: str, endpoint: str, finding: Finding, now: float) -> None:
         if isinstance(finding, Failed):
-            self.failed(pool, endpoint, finding.reason, at_once=finding.at_once)
-            return
-        known = self.pools[pool]
-        known.members[endpoint].condition.probed(finding)
-        if isinstance(finding, Card | Well):
-            known.up(endpoint)
+            self.pools[pool].failed(endpoint, finding.reason, now, at_once=finding.at_once, probe=True)
+        else:
+            self.pools[pool].probed(endpoint, finding, now)
 
     def apply(self, pool: str, endpoint: str, events: Sequence[Event]) -> None:
         """KV events, in the order in which the endpoint sent them."""
@@ -192,8 +211,8 @@ class Core:
         return self.pools[pool].states() if pool in self.pools else {}
 
     def tick(self, now: float) -> None:
-        """Let go of guesses that have not come true, of peers that are silent, and of requests that have waited as long as
-        they may."""
+        """Let go of guesses that have not come true, of peers that are silent, and of requests that have waited as long
+        as they may."""
         self.peers.expire(now)
         for pool in self.pools.values():
             pool.index.expire(now)
@@ -207,12 +226,15 @@ def _keys(ask: Ask) -> Keys:
     return np.frombuffer(ask.keys, "<u8") if ask.keys else NO_KEYS
 
 
-def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | None) -> Candidate:
+def _candidate(
+    option: Option, state: EndpointState, ask: Ask, chosen: str | None, now: float, *, takes: bool
+) -> Candidate:
     tried = option.name in ask.exclude
+    back = f"; back in {math.ceil(state.back_at - now)} s at the earliest" if state.back_at > now else ""
     return Candidate(
         endpoint=option.name,
-        available=state.available and not tried,
-        reason="was tried already" if tried else "" if state.available else state.reason,
+        available=takes,
+        reason="was tried already" if tried else "" if takes else state.shut or f"{state.reason}{back}",
         events=state.events,
         in_flight=option.in_flight,
         cached=option.cached,
@@ -224,4 +246,5 @@ def _candidate(option: Option, state: EndpointState, ask: Ask, chosen: str | Non
         interference_s=option.interference_s,
         displaced_s=option.displaced_s,
         delayed_s=option.delayed_s,
+        group=state.group,
     )

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from forebay.router.contexts import Contexts
 from forebay.router.guesses import BLOCK, Guesses
-from forebay.router.health import Condition
+from forebay.router.health import OUT, RETURNING, WHOLE, Card, Condition, Misfit, Well
 from forebay.router.loads import Booking, Load, Share
 from forebay.router.placement import SLOW_SHARE, Option, Others, choose, weigh
 from forebay.router.prefix.blocks import Event, Removed, Stored
@@ -15,7 +15,7 @@ from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Rates, begin_like, blended
-from forebay.router.routing import Ask, EndpointState, Following, Outcome
+from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome, Role
 from forebay.router.waiting import START_S, Line, Waiting
 
 _NOTHING = Match(0, 0)
@@ -65,6 +65,9 @@ class Member:
         self._coming = 0.0
         self._came_at = 0.0
         self.full = False  # it has given up blocks for others: it holds no more than it did
+        self.draining = ""  # why it is sent nothing new
+        self.group = Group()
+        self.standing = WHOLE  # as in its condition; out while it is shut
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
@@ -78,6 +81,11 @@ class Member:
         self._came_at = now
 
     @property
+    def shut(self) -> bool:
+        """Sent nothing new, however well it is."""
+        return bool(self.draining) or self.group.role is not Role.UNIFIED
+
+    @property
     def followed(self) -> bool:
         """Whether events will tell what it holds."""
         return self.following is Following.FOLLOWING
@@ -86,10 +94,8 @@ class Member:
 class CorePool:
     def __init__(self, name: str, endpoints: Iterable[str], weights: Weights, *, blocks_per_holder: int) -> None:
         self.name = name
-        self.members = {endpoint: Member(endpoint) for endpoint in endpoints}
+        self.members: dict[str, Member] = {}
         self.index = Index(weights, blocks_per_holder=blocks_per_holder)
-        for endpoint in self.members:
-            self.index.attach(endpoint)
         self.guesses = Guesses(self.index)
         self.contexts = Contexts()
         self.line = Line()
@@ -99,9 +105,64 @@ class CorePool:
         self.rates = Rates()
         self.counts = Counts()
         self._turns = 0
+        self._best = OUT  # the best standing there is
+        for endpoint in endpoints:
+            self.add(endpoint)
 
     def __repr__(self) -> str:
         return f"<CorePool {self.name} {list(self.members.values())}>"
+
+    # -- its endpoints
+
+    def add(self, endpoint: str) -> None:
+        """One that is not there. Of an earlier one of its name nothing is remembered."""
+        member = self.members[endpoint] = Member(endpoint)
+        member.rates = blended(member.own, self.rates)
+        self.index.attach(endpoint)
+        self._best = WHOLE
+
+    def remove(self, endpoint: str) -> None:
+        if self.members.pop(endpoint, None) is not None:
+            self.index.detach(endpoint)
+            self.guesses.forget(endpoint)
+            self.contexts.cleared(endpoint)
+            self._ranked()
+
+    def shut(self, endpoint: str, *, draining: str | None = None, group: Group | None = None) -> None:
+        """Set one of what may keep requests from it."""
+        member = self.members.get(endpoint)
+        if member is not None:
+            member.draining = member.draining if draining is None else draining
+            member.group = member.group if group is None else group
+            self._heard(member)
+
+    def opened(self, member: Member) -> bool:
+        """Whether it may be sent something new, if it is not busy with what a returning one is given."""
+        return member.standing > OUT and member.standing in (self._best, RETURNING)
+
+    def takes(self, member: Member) -> bool:
+        """Whether it may be sent something new: the best there are, and beside them one that returns, unless a request
+        waits for its first token there."""
+        standing = member.standing
+        if standing == self._best:
+            return standing > OUT
+        return standing == RETURNING and not member.load.waiting
+
+    def _heard(self, member: Member) -> None:
+        """Something of what its standing depends on may have changed."""
+        standing = OUT if member.shut else member.condition.standing
+        if standing != member.standing:
+            member.standing = standing
+            self._ranked()
+
+    def _ranked(self) -> None:
+        self._best = max((member.standing for member in self.members.values()), default=OUT)
+
+    def _spare(self, member: Member) -> bool:
+        """Whether the others are enough without it."""
+        placed = sum(not one.shut for one in self.members.values())
+        others = sum(one.standing == WHOLE for one in self.members.values() if one is not member)
+        return others > 0 and 2 * others >= placed
 
     # -- a placement
 
@@ -116,7 +177,7 @@ class CorePool:
         return [
             weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now, self._others(member, now))
             for name, member in self.members.items()
-            if everyone or (member.condition.available and name not in ask.exclude)
+            if everyone or (self.takes(member) and name not in ask.exclude)
         ]
 
     # -- what waits
@@ -133,13 +194,13 @@ class CorePool:
 
     def wait_s(self, now: float) -> float:
         """Seconds until what waits now will have begun, about."""
-        available = sum(member.condition.available for member in self.members.values())
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, available)
+        able = sum(map(self.opened, self.members.values()))
+        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
 
     def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
         """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
         is to be booked before the next is asked for."""
-        able = [name for name, member in self.members.items() if member.condition.available]
+        able = [name for name, member in self.members.items() if self.takes(member)]
         opened = {name for name in able if self.opens(name, now)}
         if able and not opened - self.unwanted and now < self._weigh_at:
             return
@@ -209,14 +270,15 @@ class CorePool:
         self._remember(booking, member, session, now)
 
     def _remember(self, booking: Booking, member: Member, session: str, now: float) -> None:
-        found = self.contexts.find(booking.keys, session)
-        tokens = booking.tokens
-        booking.context = self.contexts.placed(found, member.name, tokens, booking.keys, session, now).number
+        context = self.contexts.placed(member.name, booking.tokens, booking.keys, now, session=session)
+        booking.context = context.number
         if member.full:
             self.contexts.trim(member.name, member.blocks * member.block)
 
     def apply(self, endpoint: str, events: Sequence[Event]) -> None:
-        """KV events, in the order in which the endpoint sent them."""
+        """KV events, in the order in which the endpoint sent them. Late ones of one that has gone are nobody's."""
+        if endpoint not in self.members:
+            return
         self.index.apply(endpoint, events)
         stored = next((event for event in events if type(event) is Stored), None)
         member = self.members[endpoint]
@@ -233,7 +295,7 @@ class CorePool:
         if not booking.waiting:
             return
         member.load.begin(booking)
-        member.condition.answered()
+        self.answered(member, now)
         booking.undisturbed = booking.first and booking.turn == member.load.turn
         self.guesses.begun(booking, now, followed=member.followed and booking.exact)
 
@@ -269,8 +331,8 @@ class CorePool:
             other.rates = blended(other.own, self.rates)
 
     def _computed(self, booking: Booking, outcome: Outcome) -> tuple[float, int]:
-        """Tokens of prefill as it was in the end, those loaded from slower tiers by their share; and tokens before them:
-        what was booked, set right by what the engine says it had."""
+        """Tokens of prefill as it was in the end, those loaded from slower tiers by their share; and tokens before
+        them: what was booked, set right by what the engine says it had."""
         tokens, cached = booking.tokens, booking.cached
         if outcome.prompt_tokens is not None and outcome.cached is not None:
             tokens, cached = outcome.prompt_tokens, outcome.cached
@@ -293,30 +355,42 @@ class CorePool:
             member.load.turn = self._turns
         member.load.hear(before, after, now, member.rates.prefill_s)
 
-    def failed(self, endpoint: str, reason: str, *, at_once: bool) -> None:
+    def answered(self, member: Member, now: float) -> None:
+        member.condition.answered(now)
+        self._heard(member)
+
+    def failed(self, endpoint: str, reason: str, now: float, *, at_once: bool, probe: bool = False) -> None:
         """A process that refuses connections is gone, and its cache with it. One that is silent may still have both, as
         does one whose events go on: something before it refused."""
         member = self.members.get(endpoint)
         if member is None:
             return
-        member.condition.failed(reason, at_once=at_once)
+        spare = probe or at_once or self._spare(member)
+        member.condition.failed(reason, now, at_once=at_once, probe=probe, spare=spare)
+        self._heard(member)
         if at_once and not member.gone:
             member.gone = True
             if not member.followed:
                 self.index.clear(endpoint)
 
-    def up(self, endpoint: str) -> None:
-        self.members[endpoint].gone = False
+    def probed(self, endpoint: str, finding: Well | Card | Misfit, now: float) -> None:
+        if (member := self.members.get(endpoint)) is not None:
+            member.condition.probed(finding, now)
+            self._heard(member)
+            member.gone = member.gone and isinstance(finding, Misfit)
 
     def follows(self, endpoint: str, following: Following) -> None:
-        member = self.members[endpoint]
+        member = self.members.get(endpoint)
+        if member is None:
+            return
         member.following = following
         if member.gone and following is Following.AWAY:
             self.index.clear(endpoint)
 
     def clear(self, endpoint: str) -> None:
         """One whose events cannot be read is as one without: each such event says so again, and the guesses stay."""
-        if self.members[endpoint].following is not Following.UNDECODABLE:
+        member = self.members.get(endpoint)
+        if member is not None and member.following is not Following.UNDECODABLE:
             self.index.clear(endpoint)
 
     def states(self) -> dict[str, EndpointState]:
@@ -330,6 +404,10 @@ class CorePool:
                 lora=member.condition.lora,
                 events=member.following,
                 in_flight=member.load.own.in_flight,
+                draining=member.draining,
+                group=member.group,
+                open=self.opened(member),
+                back_at=member.condition.back_at,
             )
             for member in self.members.values()
         }

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 BOUND = 4.0
 FORGET = 0.99  # an observation counts a tenth after 230 more
-_EARLY = 4.0  # observations by which the first ones have faded
+_EARLY = 2.0  # observations by which the first ones have faded
 _RIDGE = 0.1  # observations' worth of belief in each cost as it is
 _LEAST = 0.01  # of its prior that a cost keeps
 

@@ -52,6 +52,10 @@ class Guesses:
         if not soon:
             self._index.expect(booking.endpoint, booking.keys[: cached // GRID] if followed else booking.keys, 0, until)
 
+    def forget(self, endpoint: str) -> None:
+        """It has gone, and one of its name that comes will have nothing."""
+        self._renewed.pop(endpoint, None)
+
     def _renewal(self, booking: Booking, now: float) -> int:
         """Where to begin. The first keys of a conversation must not end before its last ones, nor be pushed out by
         those of others that have ended."""

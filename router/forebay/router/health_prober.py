@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -21,13 +20,22 @@ Tell = Callable[[str, str, Finding], None]
 Proven = Callable[[str, str], bool]
 
 
+class _Server:
+    """What several names may stand for: `names` are pools and endpoints."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.names: list[tuple[str, str]] = []
+        self.watching: asyncio.Task[None] | None = None
+
+
 class Prober:
     """`tell(pool, endpoint, finding)` hears of every probe; of an endpoint that is not `proven` the model is asked for.
-    Ranks behind one URL are probed once."""
+    Ranks behind one URL are probed once. Endpoints come and go with `keep`."""
 
     def __init__(
         self,
-        pools: Mapping[str, Collection[EndpointSpec]],
+        pools: Mapping[str, Iterable[EndpointSpec]],
         *,
         tell: Tell,
         proven: Proven,
@@ -35,40 +43,65 @@ class Prober:
     ) -> None:
         self._tell = tell
         self._proven = proven
-        self._servers: dict[tuple[str, str, str, str | None], list[tuple[str, str]]] = defaultdict(list)
-        self._endpoints: list[tuple[Endpoint, list[tuple[str, str]]]] = []
+        self._connect_timeout = connect_timeout
+        self._servers: dict[tuple[str, str, str, str | None, str], _Server] = {}
+        self._tasks: asyncio.TaskGroup | None = None
         for pool, specs in pools.items():
-            for spec in specs:
-                names = self._servers[spec.url, spec.engine, spec.served_model, spec.api_key]
-                if not names:
-                    self._endpoints.append((Endpoint(spec, connect_timeout=connect_timeout), names))
-                names.append((pool, spec.name))
+            self.keep(pool, specs)
+
+    def keep(self, pool: str, specs: Iterable[EndpointSpec]) -> None:
+        """Probe these endpoints of a pool, and no others of it."""
+        wanted: dict[tuple[str, str, str, str | None, str], list[EndpointSpec]] = {}
+        for spec in specs:
+            wanted.setdefault((spec.url, spec.engine, spec.served_model, spec.api_key, spec.instance), []).append(spec)
+        for key, server in tuple(self._servers.items()):
+            others = [named for named in server.names if named[0] != pool]
+            server.names = others + [(pool, spec.name) for spec in wanted.pop(key, ())]
+            if not server.names:
+                self._leave(self._servers.pop(key))
+        for key, here in wanted.items():
+            server = self._servers[key] = _Server(Endpoint(here[0], connect_timeout=self._connect_timeout))
+            server.names = [(pool, spec.name) for spec in here]
+            self._begin(server)
 
     async def run(self) -> None:
         """Until cancelled. A fault in one of its loops ends all of them, to be started again together."""
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint, names in self._endpoints:
-                tasks.create_task(self._watch(endpoint, names))
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for server in self._servers.values():
+                    self._begin(server)
+                await asyncio.Event().wait()
+        finally:
+            self._tasks = None
 
     async def once(self) -> None:
         """Probe every server now."""
-        await asyncio.gather(*(self._probe(endpoint, names) for endpoint, names in self._endpoints))
+        await asyncio.gather(*(self._probe(server) for server in tuple(self._servers.values())))
 
     def close(self) -> None:
-        for endpoint, _ in self._endpoints:
-            endpoint.client.close()
+        for server in self._servers.values():
+            server.endpoint.client.close()
 
-    async def _watch(self, endpoint: Endpoint, names: list[tuple[str, str]]) -> None:
+    def _begin(self, server: _Server) -> None:
+        if self._tasks is not None:
+            server.watching = self._tasks.create_task(self._watch(server))
+
+    def _leave(self, server: _Server) -> None:
+        if server.watching is not None:
+            server.watching.cancel()
+        server.endpoint.client.close()
+
+    async def _watch(self, server: _Server) -> None:
         while True:
             started = time.monotonic()
-            await self._probe(endpoint, names)
-            endpoint.client.tick(asyncio.get_running_loop().time())
+            await self._probe(server)
+            server.endpoint.client.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(max(0.1, PROBE_EVERY_S - (time.monotonic() - started)))
 
-    async def _probe(self, endpoint: Endpoint, names: list[tuple[str, str]]) -> None:
-        proven = all(self._proven(pool, name) for pool, name in names)
-        finding = await probe(endpoint, proven=proven)
-        for pool, name in names:
+    async def _probe(self, server: _Server) -> None:
+        proven = all(self._proven(pool, name) for pool, name in server.names)
+        finding = await probe(server.endpoint, proven=proven)
+        for pool, name in server.names:
             self._tell(pool, name, finding)
 
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from forebay.router.core import Core
 from forebay.router.core_pool import CorePool, Member
 from forebay.router.peers import Sharing
-from forebay.router.routing import Following
+from forebay.router.routing import Following, Health
 
 _ENDPOINT = ["pool", "endpoint"]
 
@@ -33,7 +33,7 @@ class _Routers(Collector):
 
 def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "forebay_endpoint_up", "1 while an endpoint is taken to be able to answer", labels=_ENDPOINT
+        "forebay_endpoint_up", "1 while an endpoint may be sent requests", labels=_ENDPOINT
     )
     flight = GaugeMetricFamily(
         "forebay_endpoint_in_flight", "Requests at an endpoint, of this front door", labels=_ENDPOINT
@@ -53,9 +53,28 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
     events = GaugeMetricFamily(
         "forebay_endpoint_events", "1 for how an endpoint's KV events are known", labels=[*_ENDPOINT, "state"]
     )
+    info = GaugeMetricFamily(
+        "forebay_endpoint_info", "1 for the group that an endpoint belongs to",
+        labels=[*_ENDPOINT, "role", "revision", "accelerator"],
+    )  # fmt: skip
+    health = GaugeMetricFamily(
+        "forebay_endpoint_state", "1 for how an endpoint is", labels=[*_ENDPOINT, "state"]
+    )
+    ejections = CounterMetricFamily(
+        "forebay_endpoint_ejections", "Times that an endpoint was put out after it had failed", labels=_ENDPOINT
+    )
+    back = GaugeMetricFamily(
+        "forebay_endpoint_back_in_seconds", "Seconds before which an endpoint is not let back in", labels=_ENDPOINT
+    )
     for pool, member, now in members:
+        ejections.add_metric([pool.name, member.name], member.condition.ejected)
+        back.add_metric([pool.name, member.name], max(0.0, member.condition.back_at - now))
+        for one in Health:
+            health.add_metric([pool.name, member.name, one.value], float(member.condition.health is one))
+        group = member.group
+        info.add_metric([pool.name, member.name, group.role.value, group.revision, group.accelerator], 1.0)
         labels, rates, own = [pool.name, member.name], member.rates, member.load.own
-        up.add_metric(labels, float(member.condition.available))
+        up.add_metric(labels, float(pool.opened(member)))
         flight.add_metric(labels, own.in_flight)
         booked.add_metric(labels, member.load.queued(now, rates.prefill_s) * rates.prefill_s)
         output.add_metric(labels, own.output)
@@ -64,7 +83,7 @@ def _endpoints(members: list[tuple[CorePool, Member, float]]) -> Iterator[Metric
         fixed.add_metric(labels, rates.fixed_s)
         for state in Following:
             events.add_metric([*labels, state.value], float(member.following is state))
-    yield from (up, flight, booked, output, rate, fixed, events)
+    yield from (up, health, ejections, back, info, flight, booked, output, rate, fixed, events)
 
 
 def _pools(pools: list[CorePool]) -> Iterator[Metric]:

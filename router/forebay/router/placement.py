@@ -67,7 +67,9 @@ class Others(Struct, frozen=True):
 NOBODY = Others()
 
 
-def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float, others: Others = NOBODY) -> Option:
+def weigh(  # noqa: PLR0917 - in this order everywhere
+    ask: Ask, load: Load, rates: Rates, held: Match, now: float, others: Others = NOBODY
+) -> Option:
     """An endpoint by its load, its rates, what it holds of the prompt, and who else uses it."""
     # An engine uses whole blocks of its cache, and always computes the last token.
     cached = min(held.tokens, ask.tokens - 1) // load.block * load.block if held.tokens else 0

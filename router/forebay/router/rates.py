@@ -3,8 +3,8 @@
     seconds to a first token = fixed + tokens · prefill · (1 + context · tokens before each, on average)
 
 The fixed part is the wire and a step of the engine; `context` says by how much attention over what stands before a
-token lengthens its computing. All three are fitted together (fit.py): long prompts teach the rate, warm agents the fixed
-part, and neither spoils the other. Times between tokens are means, geometric ones, which a few odd times move little.
+token lengthens its computing. All three are fitted together (fit.py): long prompts teach the rate, warm agents the
+fixed part, and neither spoils the other. Times between tokens are geometric means, which a few odd times move little.
 """
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from forebay.router.fit import Fit
 
 COLD_FIXED_S = 0.01
 COLD_PREFILL_S = 1 / 2_000  # seconds a prompt token, until a rate is learnt
-COLD_CONTEXT = 1 / 500_000  # of a token's time, for each token before it
+COLD_CONTEXT = 1 / 500_000  # of a token's time, for each token before it, where learning begins
 COLD_DECODE_S = 1 / 50  # seconds an output token, until a rate is learnt
 SMOOTHING = 0.05  # weight of a new observation; the first few weigh more
 BOUND = 4.0  # an observation counts as at most this many times what was expected, or as this part of it
@@ -28,7 +28,7 @@ class Rates(Struct):
     decode_s: float = COLD_DECODE_S
     prefills: int = 0  # observations
     decodes: int = 0
-    context: float = COLD_CONTEXT
+    context: float = 0.0
     fit: Fit | None = None
 
     def effective(self, tokens: float, cached: float) -> int:
@@ -43,7 +43,7 @@ class Rates(Struct):
         if tokens <= 0 or seconds <= 0:
             return
         if self.fit is None:
-            self.fit = Fit((self.fixed_s, self.prefill_s, self.prefill_s * self.context))
+            self.fit = Fit((self.fixed_s, self.prefill_s, self.prefill_s * (self.context or COLD_CONTEXT)))
         self.fit.learn((1.0, tokens, tokens * (cached + tokens / 2)), seconds)
         self.fixed_s, self.prefill_s, behind = self.fit.costs
         self.context = behind / self.prefill_s

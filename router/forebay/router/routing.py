@@ -10,8 +10,27 @@ from msgspec import Struct
 class Health(StrEnum):
     UNKNOWN = "unknown"  # not probed yet; may be tried
     UP = "up"
-    DOWN = "down"
+    DOWN = "down"  # does not answer
+    EJECTED = "ejected"  # answers probes, and fails requests
+    RETURNING = "returning"  # was out, and is well by its probes: gets one request at a time until some are answered
     MISCONFIGURED = "misconfigured"  # answers, but does not serve the model
+
+
+class Role(StrEnum):
+    """What the endpoints of a group do of a request."""
+
+    UNIFIED = "unified"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Group(Struct, frozen=True):
+    """Which of its pool's endpoints are alike: those of one role, revision and accelerator. Of the latter two, empty
+    where nothing is said."""
+
+    role: Role = Role.UNIFIED
+    revision: str = ""
+    accelerator: str = ""
 
 
 class Following(StrEnum):
@@ -25,7 +44,9 @@ class Following(StrEnum):
 
 
 class EndpointState(Struct, frozen=True):
-    """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter."""
+    """An endpoint as the router knows it. `lora` is set where the served model is a LoRA adapter. `draining`: why it is
+    sent nothing new, however well it is, but for its role, which is in `group`. `open`: it may be sent something new.
+    `back_at`: when, on this machine's monotonic clock, it may be let back in at the earliest; 0 where it is not out."""
 
     pool: str
     name: str
@@ -35,10 +56,19 @@ class EndpointState(Struct, frozen=True):
     lora: str | None = None
     events: Following = Following.NONE
     in_flight: int = 0
+    draining: str = ""
+    group: Group = Group()
+    open: bool = True
+    back_at: float = 0.0
 
     @property
     def available(self) -> bool:
-        return self.health in (Health.UNKNOWN, Health.UP)
+        return self.health in (Health.UNKNOWN, Health.UP, Health.RETURNING)
+
+    @property
+    def shut(self) -> str:
+        """Why it is sent nothing new, however well it is; empty where it is."""
+        return self.draining or unplaced(self.group.role)
 
 
 class Ask(Struct, frozen=True):
@@ -101,6 +131,7 @@ class Candidate(Struct, frozen=True):
     interference_s: float = 0.0
     displaced_s: float = 0.0
     delayed_s: float = 0.0
+    group: Group = Group()
 
 
 class Outcome(Struct, frozen=True):
@@ -139,6 +170,11 @@ class Router(Protocol):
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         """The endpoints of a pool by name, as last heard."""
+
+
+def unplaced(role: Role) -> str:
+    """Why nothing is placed on endpoints of a role; empty where requests are."""
+    return "" if role is Role.UNIFIED else f"role {role} is not placed on yet"
 
 
 def context_length(states: Iterable[EndpointState]) -> int | None:

@@ -235,6 +235,7 @@ class Client:
         self._connect_timeout = connect_timeout
         self._idle: deque[Connection] = deque()
         self.active: set[Connection] = set()
+        self._retired = False
         self.host_header = self._parts.netloc.rpartition("@")[2].encode("latin-1")
         self.base_path = self._parts.path.rstrip("/").encode("latin-1")
 
@@ -258,7 +259,7 @@ class Client:
     def release(self, connection: Connection) -> None:
         """Give a connection back, in whatever state it is; call it exactly once per `acquire`."""
         self.active.discard(connection)
-        if connection.reusable and len(self._idle) < MAX_IDLE_PER_ENDPOINT:
+        if connection.reusable and not self._retired and len(self._idle) < MAX_IDLE_PER_ENDPOINT:
             self._idle.append(connection)
         else:
             connection.close()
@@ -269,6 +270,13 @@ class Client:
             connection.tick(now)
         while self._idle and now - self._idle[0].last_activity >= IDLE_SECONDS:
             self._idle.popleft().close()
+
+    def retire(self) -> None:
+        """Keep no connection from now on; those in an exchange end with it."""
+        self._retired = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
     def close(self) -> None:
         for connection in (*self._idle, *self.active):

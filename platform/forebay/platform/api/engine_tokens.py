@@ -54,7 +54,8 @@ class EngineTokens:
 
     async def _ask(self, pool: Pool, members: dict[str, Any]) -> list[int] | None:
         states = self._router.states(pool.name)
-        asked = [one for name, one in pool.endpoints.items() if one.adapter.tokenizes and states[name].available]
+        able = [one for name, one in pool.endpoints.items() if one.adapter.tokenizes and name in states]
+        asked = [one for one in able if states[one.name].open]
         if not asked:
             return None
         endpoint = asked[next(self._turns) % len(asked)]

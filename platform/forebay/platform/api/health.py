@@ -1,7 +1,10 @@
 """Whether the front door lives, whether it can answer, and its metrics. Any of its workers answers for all of it."""
 
+import math
+import time
 from typing import Any
 
+import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -23,13 +26,15 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
         for name, s in service.stores.states.items()
     }
     endpoints = {pool.name: service.router.states(pool.name) for pool in service.pools}
-    available = [state.available for states in endpoints.values() for state in states.values()]
-    answering = any(available) or not service.pools
+    every = [state for states in endpoints.values() for state in states.values()]
+    answering = any(state.open for state in every) or not service.pools
     ready = service.spool.accepting and not service.draining and answering and service.routes
-    readable = all(one.events is not Following.UNDECODABLE for states in endpoints.values() for one in states.values())
+    readable = all(state.events is not Following.UNDECODABLE for state in every)
+    answers = all(state.available or state.shut for state in every)
     sharing = of_load(service.routing.core.peers) if service.routing is not None else None
     stored = all(s.up for s in service.stores.states.values())
-    well = ready and stored and all(available) and readable and is_well(sharing)
+    well = ready and stored and answers and readable and is_well(sharing)
+    found = service.routing.discovery() if service.routing is not None else {}
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "draining": service.draining,
@@ -40,14 +45,18 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
         },
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
         **({"load_sharing": sharing} if sharing else {}),
+        **({"discovery": found} if found else {}),
         "prompts": service.inferences.prompts.report(),
     }
 
 
-def _endpoint(state: EndpointState) -> dict[str, str]:
+def _endpoint(state: EndpointState) -> dict[str, str | int]:
     reason = {"reason": state.reason} if state.reason else {}
     events = {} if state.events is Following.NONE else {"events": state.events.value}
-    return {"status": state.health.value, **reason, **events}
+    group = {name: value for name, value in msgspec.structs.asdict(state.group).items() if value not in ("", "unified")}
+    shut = {"draining": state.draining} if state.draining else {"unused": state.shut} if state.shut else {}
+    back = {"back_in_s": math.ceil(left)} if (left := state.back_at - time.monotonic()) > 0 else {}
+    return {"status": state.health.value, **reason, **back, **shut, **events, **group}
 
 
 class HealthController(Controller):

@@ -55,6 +55,11 @@ def explain(
         _show(msgspec.json.decode(answer))
 
 
+def _group(group: dict[str, str]) -> str:
+    """Whatever tells it from the usual."""
+    return " ".join(value for value in group.values() if value not in ("", "unified"))
+
+
 def _here(path: Path | None, base_url: str | None, key: str | None) -> tuple[str, str]:
     where = paths(load_config(path).stores.state_dir)
     running = read_running(where)
@@ -98,11 +103,13 @@ def _show(answer: dict[str, Any]) -> None:
     click.echo(f"{answer['model']}: {kind} {prompt['tokens']} prompt tokens (counted by {prompt['rung']})")
     if session := answer.get("session"):
         click.echo(f"session: named by {session['source']}")
-    table = Table(*_COLUMNS, box=None)
-    for one in answer["candidates"]:
+    groups = [_group(one["group"]) for one in answer["candidates"]]
+    table = Table(*_COLUMNS, *(["group"] if any(groups) else []), box=None)
+    for one, group in zip(answer["candidates"], groups, strict=True):
         mark = "chosen" if one["chosen"] else "" if one["available"] else one["reason"]
         table.add_row(
             one["endpoint"], str(one["cached"]), str(one["cached_slow"]), str(one["in_flight"]),
             f"{one['queued_s']:.3f}", f"{one['prefill_s']:.3f}", f"{one['predicted_s']:.3f}", mark,
+            *([group] if any(groups) else []),
         )  # fmt: skip
     show.wide().print(table)

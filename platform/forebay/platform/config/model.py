@@ -39,6 +39,31 @@ EnvName = Annotated[
     ),
 ]
 Text = Annotated[str, Meta(min_length=1)]
+Label = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._/:-]{0,63}$", extra={"expects": "up to 63 letters, digits or ._/:-"})
+]
+LabelName = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        extra={"expects": "the name of a label such as forebay.dev/role"},
+    ),
+]
+DnsName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        extra={"expects": "up to 63 small letters, digits or -"},
+    ),
+]
+Port = Annotated[
+    str,
+    Meta(
+        pattern=r"^([1-9][0-9]{0,4}|[a-z0-9-]*[a-z][a-z0-9-]*)$",
+        extra_json_schema={"type": ["string", "integer"]},
+        extra={"expects": "a port's number or name"},
+    ),
+]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Price = Annotated[
     Decimal, Meta(extra_json_schema={"pattern": r"^[0-9]{1,9}(\.[0-9]{1,12})?$", "minimum": 0, "maximum": 999_999_999})
@@ -216,6 +241,17 @@ class Endpoint(_Section, frozen=True):
         ),
     ] = 1
 
+    role: Annotated[
+        Literal["unified", "prefill", "decode"],
+        Meta(description="What it does of a request. Requests are placed on `unified` endpoints only, so far."),
+    ] = "unified"
+    revision: Annotated[
+        Label, Meta(description="Which rollout of the pool it belongs to, as metrics show it.")
+    ] = ""
+    accelerator: Annotated[
+        Label, Meta(description="What it runs on, as metrics show it.", examples=["h200"])
+    ] = ""
+
     @property
     def called(self) -> str:
         return self.name or default_name(self.url)
@@ -226,11 +262,73 @@ def default_name(url: str) -> str:
     return url.split("://", 1)[1].rstrip("/")
 
 
+class PodLabels(_Section, frozen=True):
+    """Names of the pod labels that say what an engine is."""
+
+    role: Annotated[
+        LabelName, Meta(description="`unified`, which is also what a pod without it is, `prefill` or `decode`.")
+    ] = "forebay.dev/role"
+    revision: Annotated[LabelName, Meta(description="Which rollout it belongs to.")] = "forebay.dev/revision"
+    accelerator: Annotated[LabelName, Meta(description="What it runs on.")] = "forebay.dev/accelerator"
+    drain: Annotated[
+        LabelName, Meta(description='While it is "true", the pod is sent nothing new.')
+    ] = "forebay.dev/drain"
+
+
+class Kubernetes(_Section, frozen=True):
+    """Engines that run in pods, followed as they come and go. The options of an endpoint hold for each of them."""
+
+    namespace: Annotated[
+        DnsName | None, Meta(description="Namespace of the pods; unset, the one that Forebay runs in.")
+    ] = None
+    service: Annotated[
+        DnsName | None,
+        Meta(description="Service whose EndpointSlices say how its pods are reached, and whether they are ready."),
+    ] = None
+    selector: Annotated[
+        Text | None,
+        Meta(
+            description="Label selector of the pods. Without `service` it finds them; with it, it spares the other "
+            "pods of the namespace from being followed.",
+            examples=["app=chat-engine"],
+        ),
+    ] = None
+    port: Annotated[Port, Meta(description="Where engines answer: a number, or a port's name.")] = "8000"
+    scheme: Annotated[Literal["http", "https"], Meta(description="How they are spoken to.")] = "http"
+    engine: Annotated[Literal["vllm", "openai"], Meta(description="As in `endpoints`.")] = "vllm"
+    served_model: Annotated[Text | None, Meta(description="As in `endpoints`.")] = None
+    api_key_env: Annotated[EnvName | None, Meta(description="As in `endpoints`.")] = None
+    priority_scheduling: Annotated[bool, Meta(description="As in `endpoints`.")] = False
+    kv_events_port: Annotated[
+        Port | None, Meta(description="Where engines publish their KV events: a number, or a port's name.")
+    ] = None
+    kv_replay_port: Annotated[Port | None, Meta(description="Where they repeat events that were missed.")] = None
+    data_parallel_ranks: Annotated[int, Meta(ge=1, le=1024, description="As in `endpoints`.")] = 1
+    pod_labels: Annotated[PodLabels, Meta(description="Labels that are read.")] = field(
+        default_factory=PodLabels
+    )
+
+
+class Discovery(_Section, frozen=True):
+    """Engines that are found instead of listed."""
+
+    kubernetes: Annotated[Kubernetes | None, Meta(description="Pods of a service, or of a selector.")] = None
+
+
 class Pool(_Section, frozen=True):
     """The engine replicas of one model."""
 
     name: Annotated[Name, Meta(description="Name that models refer to.")]
-    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1, description="Its engine servers.")]
+    endpoints: Annotated[
+        tuple[Endpoint, ...],
+        Meta(
+            description="Its engine servers. A pool has some, or `discovery`, or both.",
+            extra_json_schema={"minItems": 1},
+        ),
+    ] = ()
+    discovery: Annotated[
+        Discovery | None, Meta(description="Where further engine servers are found; see discovery.md.")
+    ] = None
 
 
 class PriceVersion(_Section, frozen=True):
@@ -328,6 +426,6 @@ class Config(_Section, frozen=True):
         default_factory=LocalEngines
     )
 
-    def served_model(self, pool: Pool, endpoint: Endpoint) -> str:
+    def served_model(self, pool: Pool, endpoint: Endpoint | Kubernetes) -> str:
         """What the endpoint is asked for: its own `servedModel`, else the pool's first model."""
         return endpoint.served_model or next((model.name for model in self.models if model.pool == pool.name), "")

@@ -73,6 +73,32 @@ def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
         first = {endpoint["url"]: path for path, endpoint in reversed(here)}
         named = [(path, endpoint) for path, endpoint in here if endpoint["name"] or first[endpoint["url"]] == path]
         unique(report, (((*path, "name"), _called(endpoint)) for path, endpoint in named), "endpoint")
+        _sources(pool, ("pools", i), report, environ)
+
+
+def _sources(pool: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    """Where its endpoints are from."""
+    discovery = pool["discovery"]
+    if pool["endpoints"] == () and (*path, "discovery") not in report.lines:
+        given = (*path, "endpoints") in report.lines
+        problem, fix = ("is an empty list", "give at least 1") if given else ("is missing", "write a list")
+        report.fault((*path, "endpoints"), problem, f"{fix}, or use discovery")
+    if discovery is None:
+        return
+    path, found = (*path, "discovery"), discovery["kubernetes"]
+    if found is None:
+        if (*path, "kubernetes") not in report.lines:
+            report.fault((*path, "kubernetes"), "is missing", "write a mapping with keys such as service, port")
+        return
+    path = (*path, "kubernetes")
+    if found["service"] is None and found["selector"] is None and not _any_given(report, path, "service", "selector"):
+        report.fault((*path, "service"), "is missing", "name the service of the engines, or give a selector")
+    _engine_options(found, path, report, environ)
+    _event_options(found, path, report, "kvEventsPort", "kvReplayPort")
+
+
+def _any_given(report: Report, path: Path, *keys: str) -> bool:
+    return any((*path, key) in report.lines for key in keys)
 
 
 def _called(endpoint: Data) -> str | None:
@@ -91,22 +117,25 @@ def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping
         report.fault((*path, "priorityScheduling"), problem, "set engine to vllm, or remove the key")
 
 
-def _event_options(endpoint: Data, path: Path, report: Report) -> None:
-    events, replay, openai = endpoint["kvEvents"], endpoint["kvReplay"], endpoint["engine"] == "openai"
+def _event_options(
+    endpoint: Data, path: Path, report: Report, of_events: str = "kvEvents", of_replay: str = "kvReplay"
+) -> None:
+    events, replay, openai = endpoint[of_events], endpoint[of_replay], endpoint["engine"] == "openai"
     if replay and not events:
-        report.fault((*path, "kvReplay"), "kvReplay without kvEvents has no effect", "set kvEvents, or remove the key")
+        problem = f"{of_replay} without {of_events} has no effect"
+        report.fault((*path, of_replay), problem, f"set {of_events}, or remove the key")
     if events and openai:
         problem = "engine openai is sent no cache salt, so that its events match no prompt"
-        report.fault((*path, "kvEvents"), problem, "set engine to vllm, or remove the key")
+        report.fault((*path, of_events), problem, "set engine to vllm, or remove the key")
     elif events and not replay:
-        problem = "without kvReplay, what was cached before Forebay started or while events were lost stays unknown"
-        report.fault((*path, "kvEvents"), problem, "set kvReplay to the engine's replay_endpoint", warning=True)
+        problem = f"without {of_replay}, what was cached before Forebay started or while events were lost stays unknown"
+        report.fault((*path, of_events), problem, f"set {of_replay} to the engine's replay_endpoint", warning=True)
     if (endpoint["dataParallelRanks"] or 1) == 1:
         return
     if openai:
         problem = "engine openai cannot be told a data-parallel rank"
         report.fault((*path, "dataParallelRanks"), problem, "set engine to vllm, or remove the key")
-    for name in ("kvEvents", "kvReplay"):
+    for name in (of_events, of_replay):
         if str(endpoint[name]).startswith("ipc:"):
             problem = "ranks beyond the first publish at ports, which an ipc:// address has none of"
             report.fault((*path, name), problem, "give a tcp:// address")
@@ -139,7 +168,7 @@ def shared_pools(data: Data, report: Report) -> None:
     silent = {
         pool["name"]
         for _, pool in items(data["pools"])
-        if not all(endpoint["servedModel"] for _, endpoint in items(pool["endpoints"]))
+        if not all(source["servedModel"] for source in _asked(pool))
     }
     first: dict[str, str] = {}
     for i, model in items(data["models"]):
@@ -148,6 +177,12 @@ def shared_pools(data: Data, report: Report) -> None:
             problem = f"pool '{model['pool']}' is asked for model '{other}', so this one gets its answers"
             fix = "give it a pool of its own, make it an alias, or set servedModel at the pool's endpoints"
             report.fault(("models", i, "pool"), problem, fix, warning=True)
+
+
+def _asked(pool: Data) -> list[Data]:
+    """What says how its engines are asked for the model."""
+    found = (pool["discovery"] or {}).get("kubernetes")
+    return [endpoint for _, endpoint in items(pool["endpoints"])] + ([found] if found else [])
 
 
 def prices(model: Data, path: Path, report: Report) -> None:

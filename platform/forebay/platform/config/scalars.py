@@ -38,6 +38,8 @@ def scalar(found: Any, raw: str, kind: inspect.Type, hint: Hint) -> Any:
 
 
 def _text(found: Any, raw: str, kind: inspect.StrType, hint: Hint) -> str:
+    if isinstance(found, int) and not isinstance(found, bool) and "integer" in hint.get("type", ()):
+        found = str(found)
     if not isinstance(found, str):
         what = "true or false" if isinstance(found, bool) else "a number"
         raise WrongError(f"is {what} to YAML where text belongs", f"quote it: {_shown(raw, hint, DOUBLE)}")

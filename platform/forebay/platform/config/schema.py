@@ -15,6 +15,7 @@ def json_schema() -> dict[str, Any]:
     """Draft 2020-12: types, bounds and meaning of each key. `forebay config check` knows rules beyond it."""
     (_, definitions) = msgspec.json.schema_components([Config], ref_template="#/$defs/{name}")
     root: dict[str, Any] = _exact(definitions.pop("Config"))
+    definitions["Pool"]["anyOf"] = [{"required": ["endpoints"]}, {"required": ["discovery"]}]
     head = {"$schema": DIALECT, "$id": ID, "title": "forebay.yaml", "description": root["description"]}
     return head | {key: part for key, part in root.items() if key not in head} | {"$defs": _exact(definitions)}
 

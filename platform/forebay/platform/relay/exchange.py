@@ -81,12 +81,16 @@ class Exchange:
             except UpstreamError as error:
                 if error.kind in ("refused", "connect"):
                     self._failed(str(error), at_once=error.kind == "refused")
+                elif self._patience.begun or error.kind == "timeout":  # nobody else will answer it
+                    self._blame(str(error))
                 await self._fail(
                     upstream_errors.for_exception(error), retry=error.kind != "timeout", suspicion=str(error)
                 )
             except StreamError as error:
                 log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
-                await self._fail(upstream_errors.broken(), retry=True)
+                if self._patience.begun:
+                    self._blame(str(error))
+                await self._fail(upstream_errors.broken(), retry=True, suspicion=str(error))
             except _Left:
                 pass
             except asyncio.CancelledError:
@@ -314,7 +318,13 @@ class Exchange:
     # -- towards the router
 
     def _failed(self, reason: str, *, at_once: bool) -> None:
-        self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
+        if self._call.pool.has(self._endpoint):
+            self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
+
+    def _blame(self, reason: str) -> None:
+        """Not for a request that took all of its time, which is its own fault, nor where the tenant has left."""
+        if not self._client.left and not self._patience.spent(self._loop.time()):
+            self._failed(reason, at_once=False)
 
     def _ended(self, outcome: Outcome) -> None:
         """The engine is done with the request. Only the first time counts."""

@@ -24,7 +24,11 @@ class Patience:
         return min(times)
 
     def overdue(self, now: float, heard: float) -> bool:
-        return now >= self.sent_at + self._timeouts.total or now >= self._quiet_until(heard)
+        return self.spent(now) or now >= self._quiet_until(heard)
+
+    def spent(self, now: float) -> bool:
+        """Whether it has taken all the time that an attempt may take."""
+        return now >= self.sent_at + self._timeouts.total
 
     def heartbeat_due(self, now: float) -> bool:
         return self._stream and now >= self.written_at + self._timeouts.heartbeat_after

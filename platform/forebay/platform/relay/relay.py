@@ -13,10 +13,11 @@ from forebay.platform.relay.exchange import Exchange, TryElsewhere
 from forebay.platform.relay.metrics import FAILOVERS
 from forebay.platform.relay.suspects import Suspects
 from forebay.platform.tenancy.principal import Scope
-from forebay.router import Outcome, Placed, Router, RouterUnavailable
+from forebay.router import Endpoint, Outcome, Placed, Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
 
+MAX_GONE = 8  # endpoints that one request may be given although they are not known here
 MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
 
 
@@ -33,7 +34,7 @@ class Relay:
         router, pool = self._router, call.pool.name
         tried: tuple[str, ...] = ()
         failure: ApiError | None = None
-        suspects: list[tuple[str, str]] = []
+        suspects: list[tuple[Endpoint, str]] = []
         while len(tried) < MAX_ATTEMPTS and not client.left:
             try:
                 placed = await self._place(call, tried)
@@ -46,24 +47,41 @@ class Relay:
             if tried:
                 FAILOVERS.inc()
             tried = (*tried, placed.endpoint)
+            endpoint = call.pool.endpoints[placed.endpoint]
             try:
-                await self._attempt(call, client, placed, len(tried))
+                await self._attempt(call, client, endpoint, placed, len(tried))
             except TryElsewhere as retry:
                 failure = retry.error
-                if retry.suspicion:
-                    suspects.append((placed.endpoint, retry.suspicion))
-                    self._suspects.add(pool, placed.endpoint, _now())
+                if retry.suspicion and call.pool.has(endpoint):
+                    suspects.append((endpoint, retry.suspicion))
+                    self._suspects.add(pool, endpoint.name, _now())
             else:
                 if not client.left:
                     self._suspects.clear(pool, placed.endpoint)
                     for suspect, reason in suspects:
-                        router.failed(pool, suspect, reason)
+                        if call.pool.has(suspect):
+                            router.failed(pool, suspect.name, reason)
                 return
         if not client.left:
             raise failure or upstream_errors.no_endpoint(call.asked)
 
+    def forget(self, pool: str, endpoint: str) -> None:
+        """It has gone: one that comes under its name is another."""
+        self._suspects.clear(pool, endpoint)
+
     async def _place(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
-        """Where it was not tried, and away from suspects as long as there is anybody else."""
+        """Where it was not tried. An endpoint that went after it was picked is no failure of anybody."""
+        gone: tuple[str, ...] = ()
+        while len(gone) <= MAX_GONE:
+            placed = await self._pick(call, (*tried, *gone))
+            if placed is None or placed.endpoint in call.pool.endpoints:
+                return placed
+            self._router.ended(placed.booking, Outcome())
+            gone = (*gone, placed.endpoint)
+        return None
+
+    async def _pick(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
+        """Away from suspects as long as there is anybody else."""
         pool = call.pool.name
         suspects = self._suspects.of(pool, _now(), again=bool(tried))
         avoided = tuple(dict.fromkeys((*tried, *suspects)))
@@ -74,7 +92,7 @@ class Relay:
             self._suspects.asked(pool, placed.endpoint, _now())
         return placed
 
-    async def _attempt(self, call: Call, client: Client, placed: Placed, number: int) -> None:
+    async def _attempt(self, call: Call, client: Client, endpoint: Endpoint, placed: Placed, number: int) -> None:
         """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
         try:
             if Scope.DEBUG in call.principal.scopes:
@@ -85,7 +103,7 @@ class Relay:
             exchange = Exchange(
                 call,
                 client,
-                call.pool.endpoints[placed.endpoint],
+                endpoint,
                 placed,
                 number=number,
                 router=self._router,
@@ -99,7 +117,7 @@ class Relay:
         try:
             await exchange.run()
         except ApiError as error:
-            if error.code == upstream_errors.TIMEOUT:
+            if error.code == upstream_errors.TIMEOUT and call.pool.has(endpoint):
                 self._suspects.add(call.pool.name, placed.endpoint, _now(), silent=True)
             raise
 

@@ -60,7 +60,10 @@ class Loader:
 
     def _finish(self, endpoint: Endpoint, loading: Loading) -> None:
         pool, name = endpoint
-        if self._service.core.pools[pool].members[name].gone:
+        member = self._service.core.pools[pool].members.get(name)
+        if member is None or endpoint not in self._service.followers:
+            raise EndpointError("it has gone")
+        if member.gone:
             raise EndpointError("it refuses connections, so what it held is gone")
         position = loading.finish()
         try:

@@ -10,7 +10,9 @@ from forebay.router import RouterService, dump
 async def taken(service: RouterService) -> AsyncGenerator[bytes, None]:
     """Of the endpoints whose events are known so far that a follower could go on from there."""
     yield stream.MAGIC
-    for (pool, endpoint), follower in service.followers.items():
+    for (pool, endpoint), follower in tuple(service.followers.items()):
+        if endpoint not in service.core.pools[pool].members:
+            continue
         if position := follower.position():
             pieces = dump(service.core.pools[pool].index, endpoint, position)
             for data in stream.written(pool, endpoint, pieces):

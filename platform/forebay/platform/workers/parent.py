@@ -36,7 +36,8 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
         listener = stack.enter_context(bind(config.server.host, config.server.port))
         await prepare(config, postgres_url)
         service = await stack.enter_async_context(routed(config, valkey_url))
-        server = RouterServer(service.shared, [pool.name for pool in config.pools], socket_path(config))
+        names = [pool.name for pool in config.pools]
+        server = RouterServer(service.shared, names, socket_path(config), roster=service.roster)
         Answers(service, server, config.server.workers).register()
         await stack.enter_async_context(server)
         stack.push_async_callback(end, background("workers' endpoints", server.run))
@@ -105,5 +106,10 @@ class Answers:
 
     def _status(self) -> bytes:
         ready = self._service.ready
-        body = {"status": "ok" if ready else "warming up", "load_sharing": of_load(self._service.core.peers)}
+        discovery = {pool: msgspec.to_builtins(report) for pool, report in self._service.discovery().items()}
+        body = {
+            "status": "ok" if ready else "warming up",
+            "load_sharing": of_load(self._service.core.peers),
+            **({"discovery": discovery} if discovery else {}),
+        }
         return msgspec.json.encode(Status(ready, body))

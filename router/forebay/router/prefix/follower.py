@@ -86,6 +86,10 @@ class Follower:
     def __repr__(self) -> str:
         return f"<Follower of {self.endpoint}: {self.state}, {self._sequence!r}, {len(self._todo)} to do>"
 
+    def forget(self) -> None:
+        """Its endpoint has gone, and its metrics go with it. To be called before another one takes its place."""
+        self._counters.forget()
+
     def position(self) -> bytes:
         """Up to where the sink knows the engine's events, for `resume`; empty if it does not."""
         if self._done is None and not self._resumed:

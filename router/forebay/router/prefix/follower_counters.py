@@ -33,7 +33,13 @@ class Counters:
         self._events = {kind: _EVENTS.labels(pool, endpoint, kind) for kind in _KINDS}
         self._endpoint = endpoint
         self._warned = False
+        self._pool = pool
         _FOLLOWING.labels(pool, endpoint).set_function(lambda: float(following()))
+
+    def forget(self) -> None:
+        """The endpoint has gone: what was counted of it is not shown any more."""
+        for metric in (_GAPS, _RESTARTS, _UNDECODABLE, _FOLLOWING, _REPLAYS, _EVENTS):
+            metric.remove_by_labels({"pool": self._pool, "endpoint": self._endpoint})
 
     def replayed(self, result: Result) -> None:
         self._replays[result].inc()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forebay.router.endpoints import Roster
 from forebay.router.remote.channel import Channel, Handler, RouterUnavailable
 from forebay.router.remote.wire import (
     VERSION,
@@ -19,6 +20,7 @@ from forebay.router.remote.wire import (
     Hello,
     Place,
     PlaceAnswer,
+    Specs,
     States,
 )
 from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
@@ -32,7 +34,8 @@ _EPOCH = 48  # bits of a booking; above them stands the connection on which it w
 
 
 class RemoteRouter:
-    """`name` is the worker's. `handlers` answer what the router process asks it. Start it with `run`.
+    """`name` is the worker's. `handlers` answer what the router process asks it. `roster` follows how the router's
+    endpoints are reached. Start it with `run`.
 
     A connection that ends takes its bookings with it: telling of them later changes nothing.
     """
@@ -48,6 +51,7 @@ class RemoteRouter:
         self._epoch = 0
         self._connected = asyncio.Event()
         self._states: dict[str, dict[str, EndpointState]] = {}
+        self.roster = Roster()
 
     def __repr__(self) -> str:
         return f"<RemoteRouter {self.path} {'connected' if self.connected else 'away'}>"
@@ -196,6 +200,8 @@ class _Link(Channel[FromRouter]):
         elif isinstance(message, States):
             self.welcome = self.welcome or message.whole
             self._router.heard(message)
+        elif isinstance(message, Specs):
+            self._router.roster.change(message.pool, message.endpoints)
         else:
             super().on_message(message)
 

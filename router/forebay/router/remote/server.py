@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote.channel import Channel, Handler, RouterUnavailable
 from forebay.router.remote.sockets import Listener
 from forebay.router.remote.wire import (
@@ -21,6 +22,7 @@ from forebay.router.remote.wire import (
     Hello,
     Place,
     PlaceAnswer,
+    Specs,
     States,
 )
 from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
@@ -48,12 +50,19 @@ class Shared(Protocol):
 
 class RouterServer:
     """`router` for the workers that connect to `path`. `handlers` answer what they ask beside routing, and may grow.
+    `roster`: how the endpoints are reached, which workers are told in time.
 
     `async with` it: from then on workers are served. Raises `SocketInUseError`, `OSError`.
     """
 
     def __init__(
-        self, router: Shared, pools: Sequence[str], path: Path, *, handlers: dict[str, Handler] | None = None
+        self,
+        router: Shared,
+        pools: Sequence[str],
+        path: Path,
+        *,
+        roster: Roster | None = None,
+        handlers: dict[str, Handler] | None = None,
     ) -> None:
         self.path = path
         self._router = router
@@ -62,6 +71,8 @@ class RouterServer:
         self._owners = itertools.count(1)
         self.links: set[_Link] = set()
         self._told: dict[tuple[str, str], EndpointState] = {}
+        self.roster = roster or Roster()
+        self.roster.listen(self._tell_specs)
 
     def __repr__(self) -> str:
         return f"<RouterServer {self.path} {sorted(link.peer for link in self.links)}>"
@@ -101,6 +112,12 @@ class RouterServer:
 
     def endpoints(self) -> dict[tuple[str, str], EndpointState]:
         return {(pool, name): state for pool in self._pools for name, state in self._router.states(pool).items()}
+
+    def _tell_specs(self, pool: str, specs: tuple[EndpointSpec, ...]) -> None:
+        """At once: what is placed on a new endpoint comes behind it on each connection."""
+        for link in self.links:
+            if link.greeted:
+                link.tell(Specs(pool, list(specs)))
 
     def _tell_changes(self) -> None:
         found, told = self.endpoints(), self._told
@@ -184,6 +201,8 @@ class _Link(Channel[FromWorker]):
         else:
             self._greeting.cancel()
             self.peer, self.greeted = message.worker[:64], True
+            for pool, specs in self._server.roster.pools.items():
+                self.tell(Specs(pool, list(specs)))
             self.tell_states(list(self._server.endpoints().values()), whole=True)
 
 

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from forebay.router.endpoints import EndpointSpec
 from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
 
-VERSION = 1
+VERSION = 2
 FRAME_LIMIT = 8 << 20  # bytes; the keys of the longest context are 2 MiB
 
 
@@ -91,8 +92,16 @@ class Reply(Struct, frozen=True, array_like=True, tag=12):
     error: str = ""
 
 
+class Specs(Struct, frozen=True, array_like=True, tag=13):
+    """The endpoints of a pool, all of them: how each is reached, its own key included. Sent before anything is placed
+    on one that is new."""
+
+    pool: str
+    endpoints: list[EndpointSpec]
+
+
 FromWorker = Hello | Place | Explain | Begun | Ended | Failed | Answered | Query | Reply
-FromRouter = PlaceAnswer | ExplainAnswer | States | Query | Reply
+FromRouter = PlaceAnswer | ExplainAnswer | States | Specs | Query | Reply
 T = TypeVar("T")
 
 _encode_into = msgspec.msgpack.Encoder().encode_into

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Blocks = NDArray[np.int64]  # names of blocks; each name also says all that stands before it
-Change = tuple[Blocks, int | None, bool]  # blocks, the name of the one before (None: a beginning), whether they were stored
+Change = tuple[Blocks, int | None, bool]  # blocks, the name of the one before (None: a beginning), whether stored
 
 
 class _Node:

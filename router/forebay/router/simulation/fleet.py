@@ -39,7 +39,7 @@ class Run(Struct):
 def arrivals(workload: Workload, *, live: float, until: float, seed: int) -> list[Arrival]:
     """For a workload that did not record them: conversations drawn evenly, begun at random times at such a rate that
     `live` of them are under way on average; those that begin before 0 are met in their middle."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - repeatable
     durations = [nominal_s(one) for one in workload.conversations]
     rate = live / (sum(durations) / len(durations))
     at, found = -max(durations), []
@@ -80,7 +80,9 @@ def _met(at: float, conversation: Conversation) -> Arrival | None:
 class Fleet:
     """Runs one policy over one sequence of arrivals."""
 
-    def __init__(self, specs: Sequence[EngineSpec], make: Make, *, seed: int, event_delay_s: float = EVENT_DELAY_S) -> None:
+    def __init__(
+        self, specs: Sequence[EngineSpec], make: Make, *, seed: int, event_delay_s: float = EVENT_DELAY_S
+    ) -> None:
         self.engines = [Engine(spec) for spec in specs]
         self.policy = make(self.engines, self._send, seed)
         self.now = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.router.core import Core
 from forebay.router.prefix.blocks import Event, Removed, Stored
-from forebay.router.prefix.keys import GRID, Keys, Weights
+from forebay.router.prefix.keys import Keys, Weights
 from forebay.router.routing import Ask, Following, Outcome, Placed
 from forebay.router.simulation.blocks import Blocks, Change
 from forebay.router.simulation.engine import Engine, Request

@@ -39,7 +39,7 @@ class Immediate:
 
     def __init__(self, engines: Sequence[Engine], send: Send, seed: int) -> None:
         self.engines = engines
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - repeatable
         self.in_flight = [0] * len(engines)
         self.waiting = [0] * len(engines)  # uncached tokens of prompts that have not begun
         self._send = send

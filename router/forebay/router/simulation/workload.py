@@ -6,8 +6,8 @@ Formats: one Claude Code session a line (callanjfox/kv-cache-tester), one reques
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,8 @@ class _Names:
 def _agents(name: str, sessions: Iterable[dict[str, Any]]) -> Workload:
     names = _Names()
     shared: dict[tuple[int, int], int] = {}  # tools and system prompts of equal size are taken to be the same
-    block, found = 0, []
+    block = 0
+    found: list[Conversation] = []
     for session in sessions:
         block = block or session["block_size"]
         if session["block_size"] != block:
@@ -146,7 +147,8 @@ def _turns(requests: Sequence[dict[str, Any]], block: int, local: int, first: in
         if alike and (ids[:alike] == np.arange(1, alike + 1)).all():  # the session begins with tools and system prompt
             blocks[:alike] = first + np.arange(alike)
         pause = min(float(request.get("think_time") or 0.0), LONGEST_PAUSE_S)
-        turn = Turn(blocks, int(request["in"]), max(1, int(request["out"])), pause, returns=request["stop"] == "tool_use")
+        returns = request["stop"] == "tool_use"
+        turn = Turn(blocks, int(request["in"]), max(1, int(request["out"])), pause, returns=returns)
         if turns:
             _keep(turns[-1], turn, block)
         turns.append(turn)
@@ -176,8 +178,6 @@ def _mooncake(name: str, requests: Iterable[dict[str, Any]]) -> Workload:
 
 
 def _azure(text: str) -> Iterator[Conversation]:
-    from datetime import datetime
-
     names = _Names()
     began: float | None = None
     for number, row in enumerate(csv.DictReader(io.StringIO(text))):
