@@ -1,94 +1,23 @@
 """One pool as the core sees it (pure): its endpoints, what each holds, and what its requests showed."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-from msgspec import Struct, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from forebay.router.contexts import Contexts
-from forebay.router.guesses import BLOCK, Guesses
-from forebay.router.health import OUT, RETURNING, WHOLE, Card, Condition, Misfit, Well
-from forebay.router.loads import Booking, Load, Share
-from forebay.router.placement import SLOW_SHARE, Option, Others, choose, weigh
+from forebay.router.guesses import Guesses
+from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
+from forebay.router.loads import Booking, Share
+from forebay.router.member import Counts, Member
+from forebay.router.placement import SLOW_SHARE, Option, Others, weigh
 from forebay.router.prefix.blocks import Event, Removed, Stored
 from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Rates, begin_like, blended
-from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome, Role
-from forebay.router.waiting import START_S, Line, Waiting
+from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome
 
 _NOTHING = Match(0, 0)
-COMING_S = 60.0  # over which arrivals are averaged
 CONTEXT_SMOOTHING = 0.02
 MOVING_SHARE = 0.5  # of its prefill that a conversation pays when it goes elsewhere
-FRESH_S = 0.25  # what is known to be cached of a request that waits is looked up anew after this
-LOOKED = 16  # requests that wait which are weighed at a time, beside those that would go where there is room
-
-
-class Counts(Struct):
-    """What predictions were worth, since the start. Tokens are of requests whose engine said how many were cached."""
-
-    prompt_tokens: int = 0
-    predicted: int = 0
-    observed: int = 0
-    more: int = 0  # requests that found a block more than predicted
-    less: int = 0
-    placements: dict[str, int] = field(default_factory=dict)  # by reason
-
-    def placed(self, option: Option, most: int) -> None:
-        """`most`: tokens that the endpoint which holds most of this prompt holds."""
-        reason = "cold" if not most else "cached" if option.cached == most else "moved"
-        self.placements[reason] = self.placements.get(reason, 0) + 1
-
-    def compare(self, prompt_tokens: int, predicted: int, observed: int) -> None:
-        self.prompt_tokens += prompt_tokens
-        self.predicted += predicted
-        self.observed += observed
-        self.more += observed > predicted + BLOCK
-        self.less += observed < predicted - BLOCK
-
-
-class Member:
-    """One endpoint."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.condition = Condition(name)
-        self.following = Following.NONE
-        self.load = Load(name)
-        self.own = Rates()
-        self.rates = Rates()  # what to reckon with
-        self.gone = False  # its process has ended, and what it held with it
-        self.block = GRID  # tokens of a block of its cache
-        self.blocks = 0  # that it held at most
-        self._coming = 0.0
-        self._came_at = 0.0
-        self.full = False  # it has given up blocks for others: it holds no more than it did
-        self.draining = ""  # why it is sent nothing new
-        self.group = Group()
-        self.standing = WHOLE  # as in its condition; out while it is shut
-
-    def __repr__(self) -> str:
-        return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
-
-    def coming(self, now: float) -> float:
-        """Requests a second that were sent there lately."""
-        return self._coming * math.exp((self._came_at - now) / COMING_S)
-
-    def came(self, now: float) -> None:
-        self._coming = self.coming(now) + 1 / COMING_S
-        self._came_at = now
-
-    @property
-    def shut(self) -> bool:
-        """Sent nothing new, however well it is."""
-        return bool(self.draining) or self.group.role is not Role.UNIFIED
-
-    @property
-    def followed(self) -> bool:
-        """Whether events will tell what it holds."""
-        return self.following is Following.FOLLOWING
 
 
 class CorePool:
@@ -98,10 +27,7 @@ class CorePool:
         self.index = Index(weights, blocks_per_holder=blocks_per_holder)
         self.guesses = Guesses(self.index)
         self.contexts = Contexts()
-        self.line = Line()
         self._context = 0.0  # tokens of a prompt, on average
-        self.unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
-        self._weigh_at = 0.0  # when that may have changed
         self.rates = Rates()
         self.counts = Counts()
         self._turns = 0
@@ -179,58 +105,6 @@ class CorePool:
             for name, member in self.members.items()
             if everyone or (self.takes(member) and name not in ask.exclude)
         ]
-
-    # -- what waits
-
-    def consider(self, waiting: Waiting, now: float) -> list[Option]:
-        if now - waiting.held_at > FRESH_S:
-            waiting.held, waiting.held_at = self.held(waiting.keys), now
-        return self.options(waiting.ask, waiting.held, now)
-
-    def opens(self, name: str, now: float) -> bool:
-        """Whether the endpoint would start more work soon."""
-        member = self.members[name]
-        return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s <= START_S
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until what waits now will have begun, about."""
-        able = sum(map(self.opened, self.members.values()))
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
-
-    def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
-        """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
-        is to be booked before the next is asked for."""
-        able = [name for name, member in self.members.items() if self.takes(member)]
-        opened = {name for name in able if self.opens(name, now)}
-        if able and not opened - self.unwanted and now < self._weigh_at:
-            return
-        self._weigh_at = now + FRESH_S
-        self.unwanted = set()
-        ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
-        looked = 0
-        for waiting in self.line.ordered(now):
-            if looked >= LOOKED and waiting.home not in opened:
-                ahead[waiting.home] = ahead.get(waiting.home, 0.0) + waiting.prefill_s
-                continue
-            looked += 1
-            options = self.consider(waiting, now)
-            for option in options:
-                option.queued_s += ahead[option.name]
-                option.seconds += ahead[option.name]
-            if not options:
-                yield waiting, options
-                continue
-            best = choose(options)
-            waiting.home, waiting.prefill_s = best.name, best.prefill_s
-            if best.name in opened and ahead[best.name] <= START_S:
-                yield waiting, options
-                if not self.opens(best.name, now):
-                    opened.discard(best.name)
-                if not opened:
-                    return
-            else:
-                ahead[best.name] += best.prefill_s
-        self.unwanted = opened
 
     def _others(self, member: Member, now: float) -> Others:
         moving_s = MOVING_SHARE * member.rates.effective(self._context, 0) * member.rates.prefill_s

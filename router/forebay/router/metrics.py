@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from forebay.router.core import Core
-from forebay.router.core_pool import CorePool, Member
+from forebay.router.core_pool import CorePool
+from forebay.router.member import Member
 from forebay.router.peers import Sharing
 from forebay.router.routing import Following, Health
 
