@@ -40,10 +40,11 @@ class Table:
         without: tuple[str, ...] = (),
         stream: bool = True,
         exact: bool = True,
+        session: str = "",
     ) -> Ask:
         ids = tokens(*pieces)
         keys = WEIGHTS.extend(_SEED, 0, ids)[1].tobytes()
-        return Ask(POOL, keys, len(ids), output, without, stream, exact)
+        return Ask(POOL, keys, len(ids), output, without, stream, exact, session)
 
     def place(self, *pieces: tuple[str, int], owner: int = 0, **asked: Any) -> Placed:
         placed = self.core.place(self.ask(*pieces, **asked), self.now, owner)

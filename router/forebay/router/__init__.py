@@ -1,6 +1,7 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
+from forebay.router.core import Core
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
 from forebay.router.local import LocalRouter, RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
@@ -17,6 +18,7 @@ from forebay.router.prompt.template_models import untemplated
 from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import TokenizerError
 from forebay.router.prompt.trie import Node
+from forebay.router.rates import Learnt
 from forebay.router.remote.channel import Handler, RouterUnavailable
 from forebay.router.remote.client import RemoteRouter
 from forebay.router.remote.server import RouterServer
@@ -46,6 +48,7 @@ __all__ = [
     "Client",
     "Connection",
     "Contact",
+    "Core",
     "Endpoint",
     "EndpointSpec",
     "EndpointState",
@@ -57,6 +60,7 @@ __all__ = [
     "Handler",
     "Health",
     "Ladder",
+    "Learnt",
     "Loading",
     "LocalRouter",
     "Memory",

@@ -132,6 +132,10 @@ class Contexts:
             for key in keys[: -_BACK - 1 : -1].tolist():
                 if (known := self._ends.get(key)) is not None:
                     return known
+        return self.named(session)
+
+    def named(self, session: str) -> Context | None:
+        """The context that last went by that name."""
         return self._sessions.get(session) if session else None
 
     def placed(self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "") -> Context:

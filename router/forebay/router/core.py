@@ -1,7 +1,7 @@
 """The router's decisions (pure): every pool, and the load that is booked on it. The time is an argument, in seconds."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -14,6 +14,7 @@ from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.rates import Learnt
 from forebay.router.routing import Ask, Candidate, EndpointState, Following, Group, Outcome, Placed, Refused, Result
 from forebay.router.waiting import Waiting
 
@@ -202,6 +203,16 @@ class Core:
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self.pools[pool].states() if pool in self.pools else {}
 
+    def learnt(self) -> list[Learnt]:
+        """Rates, to be remembered for the next start."""
+        return [one for pool in self.pools.values() for one in pool.learnt()]
+
+    def relearn(self, known: Iterable[Learnt]) -> None:
+        """What an earlier process learnt of the same endpoints."""
+        for one in known:
+            if (pool := self.pools.get(one.pool)) is not None:
+                pool.relearn(one)
+
     def tick(self, now: float) -> None:
         """Let go of guesses that have not come true, of peers that are silent, and of requests that have waited as long
         as they may."""
@@ -210,6 +221,7 @@ class Core:
             pool.index.expire(now)
             pool.index.sweep(SWEEP)
             pool.contexts.expire(now)
+            pool.blend()
         for line in self.lines.values():
             for waiting in line.line.overdue(now):
                 self._settle(waiting, Refused(full=False, retry_s=line.wait_s()))

@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import structs
+
 from forebay.router.contexts import Contexts
 from forebay.router.guesses import Guesses
 from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
 from forebay.router.loads import Booking, Share
 from forebay.router.member import Counts, Member
 from forebay.router.placement import SLOW_SHARE, Option, Others, weigh
-from forebay.router.prefix.blocks import Event, Removed, Stored
+from forebay.router.prefix.blocks import Event, Removed, Stored, Tier
 from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
-from forebay.router.rates import Rates, begin_like, blended
+from forebay.router.rates import Learnt, Rates, alike, begin_like, blended, learnt, remembered
 from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome
 
 _NOTHING = Match(0, 0)
 CONTEXT_SMOOTHING = 0.02
+LIKELY_SHARE = 0.5  # chance that a session's context is where it was last although nothing says so
 MOVING_SHARE = 0.5  # of its prefill that a conversation pays when it goes elsewhere
 
 
@@ -29,6 +32,7 @@ class CorePool:
         self.contexts = Contexts()
         self._context = 0.0  # tokens of a prompt, on average
         self.rates = Rates()
+        self._told = Rates()  # those that the endpoints know of
         self.counts = Counts()
         self._turns = 0
         self._best = OUT  # the best standing there is
@@ -100,14 +104,27 @@ class CorePool:
         return self.index.match(keys) if len(keys) else {}
 
     def options(self, ask: Ask, held: Mapping[str, Match], now: float, *, everyone: bool = False) -> list[Option]:
-        return [
+        options = [
             weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now, self._others(member, now))
             for name, member in self.members.items()
             if everyone or (self.takes(member) and name not in ask.exclude)
         ]
+        if ask.session and not held:
+            self._advise(ask, options)
+        return options
+
+    def _advise(self, ask: Ask, options: Iterable[Option]) -> None:
+        """Nothing is known to be cached of a prompt whose session has been here: where it was last, more may be than is
+        known (keys that are guessed, events that were lost). That much is worth a part of the prefill, and no wait."""
+        context = self.contexts.named(ask.session)
+        for option in options:
+            if context is not None and option.name == context.endpoint:
+                share = min(1.0, context.tokens / max(1, ask.tokens))
+                option.seconds = max(0.0, option.seconds - LIKELY_SHARE * share * option.prefill_s)
 
     def _others(self, member: Member, now: float) -> Others:
-        moving_s = MOVING_SHARE * member.rates.effective(self._context, 0) * member.rates.prefill_s
+        rates = member.rates
+        moving_s = MOVING_SHARE * self._context * (1 + self._context / 2 * rates.context) * rates.prefill_s
         return Others(self._displacer(member, now), member.coming(now), moving_s)
 
     def _displacer(self, member: Member, now: float) -> Callable[[int], float] | None:
@@ -160,7 +177,7 @@ class CorePool:
             member.block = stored.block_size
             member.load.block = max(GRID, stored.block_size)
         member.blocks = max(member.blocks, self._blocks(member))
-        member.full = member.full or any(type(event) is Removed for event in events)
+        member.full = member.full or any(type(event) is Removed and event.tier is Tier.GPU for event in events)
 
     # -- what becomes of it
 
@@ -201,8 +218,31 @@ class CorePool:
             if decode:
                 assert outcome.decode_s is not None
                 rates.learn_decode((outcome.output or 0) - 1, outcome.decode_s)
-        for other in self.members.values():
-            other.rates = blended(other.own, self.rates)
+        if alike(self.rates, self._told):
+            member.rates = blended(member.own, self.rates)
+        else:
+            self.blend()
+
+    def blend(self) -> None:
+        """Let all endpoints know what was learnt at any."""
+        self._told = structs.replace(self.rates, fit=None)
+        for member in self.members.values():
+            member.rates = blended(member.own, self.rates)
+
+    def learnt(self) -> list[Learnt]:
+        known = [learnt(self.name, member.name, member.own) for member in self.members.values() if member.own.prefills]
+        return [learnt(self.name, "", self.rates), *known] if self.rates.prefills else known
+
+    def relearn(self, known: Learnt) -> None:
+        """Go on from what was learnt before this process began; nothing that was observed since is lost."""
+        rates, member = remembered(known), self.members.get(known.endpoint)
+        if rates is None:
+            return
+        if not known.endpoint and not self.rates.prefills:
+            self.rates = rates
+        elif member is not None and not member.own.prefills:
+            member.own = rates
+        self.blend()
 
     def _computed(self, booking: Booking, outcome: Outcome) -> tuple[float, int]:
         """Tokens of prefill as it was in the end, those loaded from slower tiers by their share; and tokens before
