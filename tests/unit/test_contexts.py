@@ -1,5 +1,6 @@
-"""Conversations as a cache sees them: which one a prompt goes on with, whether it comes back, what pushing it out costs."""
+"""Conversations as a cache sees them: which one a prompt goes on with, whether it returns, what pushing it out costs."""
 
+import itertools
 import random
 import tracemalloc
 
@@ -118,7 +119,8 @@ def test_branches_of_one_conversation_are_told_apart_from_then_on() -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the session stands in even where exact keys say otherwise: an agent and its helpers are one context"
+    strict=True,
+    reason="the session stands in where exact keys say otherwise: an agent and its helpers are one",
 )
 def test_helpers_of_a_session_do_not_take_their_root_s_place() -> None:
     """Sub-agents carry their root's session. It waits for them with 100,000 tokens, which are wanted when they end."""
@@ -185,11 +187,12 @@ def test_more_pushed_out_never_costs_less_and_never_nothing(
         assert 0 < wanted <= amount * 1.000001
         assert 0 <= behind <= 60_000
         costs.append(wanted * (1 + behind / 50_000))
-    assert all(two >= one * 0.999999 for one, two in zip(costs, costs[1:], strict=False))
+    assert all(two >= one * 0.999999 for one, two in itertools.pairwise(costs))
 
 
 @pytest.mark.xfail(
-    strict=True, reason="a context stays among the residents of endpoints that it has left: its old copy is priced as wanted"
+    strict=True,
+    reason="a context stays among the residents of an endpoint that it has left, as if wanted there",
 )
 def test_the_copy_that_a_conversation_left_behind_is_cheap_to_push_out() -> None:
     chats = Chats()
@@ -254,7 +257,7 @@ def test_longer_idle_is_no_likelier_to_return_and_chances_are_what_happened() ->
     learn(chats, conversations=1_500)
     idle = [0, 1, 5, 15, 30, 60, 120, 300, 900, 1_700, 10_000]
     chances = [chats.chance(seconds) for seconds in idle]
-    assert all(later <= earlier + 1e-9 for earlier, later in zip(chances, chances[1:], strict=False))
+    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(chances))
     assert chances[0] == pytest.approx(0.7, abs=0.05)
     assert chances[idle.index(900)] < 0.1  # of its turns' tools, next to none take that long
 
@@ -275,7 +278,7 @@ def test_answers_that_were_tool_calls_are_learnt_of_by_themselves() -> None:
     assert chats.chance(2, False) < 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="Odds halves what is gone only when enough have returned: old traffic counts for ever")
+@pytest.mark.xfail(strict=True, reason="what is gone fades only when enough have returned: old traffic counts for ever")
 def test_a_pool_that_changes_its_users_forgets_what_the_earlier_ones_did() -> None:
     """A week of prompts that nobody goes on with, and then an afternoon of agents who always return."""
     chats = Chats()
@@ -290,7 +293,7 @@ def test_a_pool_that_changes_its_users_forgets_what_the_earlier_ones_did() -> No
     assert chats.chance(5) > 0.5
 
 
-@pytest.mark.xfail(strict=True, reason="contexts that are dropped for want of room are counted neither as returned nor as gone")
+@pytest.mark.xfail(strict=True, reason="contexts dropped for want of room count neither as returned nor as gone")
 def test_a_table_that_is_too_small_for_half_an_hour_does_not_take_all_to_return() -> None:
     """Prompts that nobody goes on with, so many that they are forgotten before they are over; some return at once."""
     chats = Chats(most=500)
@@ -305,7 +308,8 @@ def test_a_table_that_is_too_small_for_half_an_hour_does_not_take_all_to_return(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="abandoned() leaves idle_at as it was, 0 at first: such a context returns after ages, or is gone at once"
+    strict=True,
+    reason="abandoned() leaves idle_at at 0: such a context returns after ages, or is gone at once",
 )
 def test_a_request_whose_endpoint_went_away_says_nothing_of_long_pauses() -> None:
     chats = Chats()
@@ -398,7 +402,7 @@ def test_whatever_happens_in_whatever_order_nothing_fails(
     for what, endpoint, number, session, size, seconds in steps:
         match what:
             case "placed":
-                contexts.placed(endpoint, size, few_keys(number)[: number % 3], now, session="st"[:session % 3])
+                contexts.placed(endpoint, size, few_keys(number)[: number % 3], now, session="st"[: session % 3])
             case "ended":
                 contexts.ended(number, endpoint, size, None, now)
             case "abandoned":
@@ -406,7 +410,7 @@ def test_whatever_happens_in_whatever_order_nothing_fails(
             case "displaced":
                 wanted, behind = contexts.displaced(endpoint, size, now)
                 assert 0 <= wanted <= size
-                assert 0 <= behind
+                assert behind >= 0
             case "trim":
                 contexts.trim(endpoint, size)
             case "cleared":
