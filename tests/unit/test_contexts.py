@@ -1,4 +1,4 @@
-"""Conversations as a cache sees them: which one a prompt goes on with, whether it returns, what pushing it out costs."""
+"""Conversations as a cache sees them: which one a prompt goes on with, if it returns, what pushing it out costs."""
 
 import itertools
 import random

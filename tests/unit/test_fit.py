@@ -187,13 +187,14 @@ def test_whatever_comes_costs_are_numbers_above_nothing(
                 assert fit.expected(amounts) <= expected * BOUND * 1.01
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param(
-            math.nan,
-            marks=pytest.mark.xfail(
-                strict=True, reason="NaN stays in the sums for ever")), wrong)
+_POISON = pytest.mark.xfail(strict=True, reason="NaN stays in the sums for ever")
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(math.nan, marks=_POISON), -1.0, 0.0])
+def test_a_time_that_is_none_teaches_nothing(wrong: float) -> None:
+    fit = taught(Fit(TRUE), 200)
+    before = fit.costs
+    fit.learn(row((300, 60_000)), wrong)
     assert fit.costs == before
     taught(fit, 200)
     assert max(errors(lambda shape: fit.expected(row(shape)))) < 0.15
