@@ -167,7 +167,8 @@ class Engines:
         held.update(keys)
         fresh = max(1, ask.tokens - cached)
         starts = max(now, self._free_at[placed.endpoint])
-        begins = self._free_at[placed.endpoint] = starts + COLD_FIXED_S + fresh * COLD_PREFILL_S
+        self._free_at[placed.endpoint] = starts + fresh * COLD_PREFILL_S
+        begins = self._free_at[placed.endpoint] + COLD_FIXED_S
         self.where[name], self.queued_s[name] = placed.endpoint, starts - now
         self.first_s[name] = begins - asked_at
         self.computed[placed.endpoint] += fresh

@@ -13,17 +13,17 @@ from forebay.router.rates import COLD_FIXED_S, COLD_PREFILL_S
 from tests.virtual import Engines, Table
 
 PREFIX = 50_000
-PREFIX_S = COLD_FIXED_S + PREFIX * COLD_PREFILL_S  # 25 s
+PREFIX_S = PREFIX * COLD_PREFILL_S  # 25 s
 NAMES = [f"e{number}" for number in range(8)]
 
 
 def mean_s(copies: int, requests: int, tail: int, head: float) -> float:
-    ready = [max(0.0, PREFIX_S - head)] + [PREFIX_S - COLD_FIXED_S] * (copies - 1)
+    ready = [max(0.0, PREFIX_S - head)] + [PREFIX_S] * (copies - 1)
     times = []
     for _ in range(requests):
         at = min(range(copies), key=lambda number: ready[number])
-        ready[at] += COLD_FIXED_S + tail * COLD_PREFILL_S
-        times.append(ready[at])
+        ready[at] += tail * COLD_PREFILL_S
+        times.append(ready[at] + COLD_FIXED_S)
     return fmean(times)
 
 
