@@ -9,7 +9,7 @@ from forebay.router.guesses import Guesses
 from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
 from forebay.router.loads import Booking, Share
 from forebay.router.member import Counts, Member
-from forebay.router.placement import SLOW_SHARE, Option, Others, weigh
+from forebay.router.placement import SLOW_SHARE, Option, Others, add_others, weigh
 from forebay.router.prefix.blocks import Event, Removed, Stored, Tier
 from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
@@ -103,12 +103,26 @@ class CorePool:
     def held(self, keys: Keys) -> dict[str, Match]:
         return self.index.match(keys) if len(keys) else {}
 
-    def options(self, ask: Ask, held: Mapping[str, Match], now: float, *, everyone: bool = False) -> list[Option]:
+    def options(
+        self,
+        ask: Ask,
+        held: Mapping[str, Match],
+        now: float,
+        *,
+        ahead: Mapping[str, float] | None = None,
+        everyone: bool = False,
+    ) -> list[Option]:
+        """`ahead`: seconds of others that wait for each endpoint before this one."""
         options = [
-            weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now, self._others(member, now))
+            weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now)
             for name, member in self.members.items()
             if everyone or (self.takes(member) and name not in ask.exclude)
         ]
+        if ahead:
+            for option in options:
+                option.queued_s += ahead[option.name]
+                option.seconds += ahead[option.name]
+        add_others(options, ask, lambda name: self._others(self.members[name], now))
         if ask.session and not held:
             self._advise(ask, options)
         return options

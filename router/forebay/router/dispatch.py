@@ -1,6 +1,6 @@
 """Which of the requests that wait in a pool go to an engine now (pure)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from forebay.router.core_pool import CorePool
 from forebay.router.placement import Option, choose
@@ -23,11 +23,11 @@ class Dispatch:
     def __repr__(self) -> str:
         return f"<Dispatch {self.pool.name} {self.line}>"
 
-    def options(self, waiting: Waiting, now: float) -> list[Option]:
-        """Where it could go, as things are."""
+    def options(self, waiting: Waiting, now: float, ahead: Mapping[str, float] | None = None) -> list[Option]:
+        """Where it could go, as things are, with so many seconds of others before it."""
         if not 0 <= now - waiting.held_at <= MATCHED_S:
             waiting.held, waiting.held_at = self.pool.held(waiting.keys), now
-        return self.pool.options(waiting.ask, waiting.held, now)
+        return self.pool.options(waiting.ask, waiting.held, now, ahead=ahead)
 
     def opens(self, name: str, now: float) -> bool:
         """Whether the endpoint would start more work soon."""
@@ -62,13 +62,10 @@ class Dispatch:
                 ahead[waiting.home] += waiting.prefill_s
                 continue
             looked += 1
-            options = self.options(waiting, now)
+            options = self.options(waiting, now, ahead)
             if not options:
                 yield waiting, options
                 continue
-            for option in options:
-                option.queued_s += ahead[option.name]
-                option.seconds += ahead[option.name]
             best = choose(options)
             waiting.home, waiting.prefill_s = best.name, best.prefill_s
             if best.name not in opened or ahead[best.name] > START_S:
