@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,7 +11,8 @@ from forebay.router.dispatch import LOOKED
 from forebay.router.health import OUT, Card, Failed, Misfit, Well
 from forebay.router.loads import NOTHING, Share
 from forebay.router.peers import LASTING_S, Entry, Report
-from forebay.router.routing import Ask, Group, Outcome, Placed, Refused, Role
+from forebay.router.prefix.blocks import Removed
+from forebay.router.routing import Ask, Following, Group, Outcome, Placed, Refused, Role
 from tests.virtual import POOL, Table
 
 NAMES = ("a", "b", "c", "d")
@@ -40,6 +40,7 @@ class Life(RuleBasedStateMachine):
         self.placed: list[tuple[Placed, int]] = []
         self.over: set[int] = set()
         self.reports = 0
+        self.latest = self.table.now  # that a clock has shown which may go back
 
     # -- requests
 
@@ -137,6 +138,15 @@ class Life(RuleBasedStateMachine):
         self.table.stores(names[pick % len(names)], (f"chat {chat}", 640 * chat))
 
     @rule(name=_names)
+    def gives_up(self, name: str) -> None:
+        """Its cache is full from now on: what is placed there pushes out what others left."""
+        self.core.apply(POOL, name, [Removed([1])])
+
+    @rule(name=_names, following=st.sampled_from(Following))
+    def follows(self, name: str, following: Following) -> None:
+        self.core.follows(POOL, name, following)
+
+    @rule(name=_names)
     def clear(self, name: str) -> None:
         self.core.clear(POOL, name)
 
@@ -154,6 +164,7 @@ class Life(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.01, 0.1, 0.3, 1.0, 5.0, 61.0, 2_000.0, -0.2, -5.0, -1_000.0]))
     def wait(self, seconds: float) -> None:
         self.table.now += seconds
+        self.latest = max(self.latest, self.table.now)
 
     @rule()
     def tick(self) -> None:
@@ -214,12 +225,13 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Time goes on, engines answer or not: in the end nobody waits, and nothing is booked."""
         table = self.table
-        latest = max((until for _, _, until in self.live.values()), default=table.now)
-        table.now = max(table.now, latest)
+        table.now = max([self.latest, *(until for _, _, until in self.live.values())])
         self.core.tick(table.now)
         self.told()
         assert not self.live
         self.core.add(POOL, "a fresh one")
+        for candidate in self.core.explain(table.ask(("x", 500)), table.now):
+            assert min(candidate.predicted_s, candidate.displaced_s, candidate.delayed_s) >= 0
         for placed, _ in self.placed:
             table.end(placed)
         table.now += LASTING_S + 1.0
@@ -230,5 +242,5 @@ class Life(RuleBasedStateMachine):
         assert isinstance(table.settled()[number], Placed)
 
 
-TestLife = pytest.mark.filterwarnings("default")(Life.TestCase)
+TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
