@@ -11,7 +11,7 @@ from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
 from forebay.router.remote.channel import UNSENT_LIMIT
 from forebay.router.remote.wire import VERSION, Explain, Hello, States, frame
-from forebay.router.routing import Ask, EndpointState, Health, Outcome
+from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed
 from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
@@ -53,7 +53,7 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
     router = SharedRouter()
     async with served(router, path), worker(path) as client:
         placed = await client.place(ASK)
-        assert placed is not None
+        assert isinstance(placed, Placed)
         assert (placed.endpoint, placed.cached, placed.alone) == ("e-0", 8, True)
         assert router.asked == [ASK]
         client.answered("main", "e-0")
@@ -69,13 +69,13 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
             ("failed", "main", "e-0", "refused", True),
         ]
         assert await client.place(Ask("nowhere", b"", 1, 1)) is None
-        assert [candidate.endpoint for candidate in await client.explain(ASK)] == ["e-0"]
+        assert [candidate.endpoint for candidate in (await client.explain(ASK)).candidates] == ["e-0"]
 
 
 async def test_answers_find_their_questions_when_many_are_asked_at_once(path: Path) -> None:
     async with served(SharedRouter(), path), worker(path) as client:
         placed = await asyncio.gather(*(client.place(Ask("main", bytes(8 * n), n, 1)) for n in range(200)))
-        assert [p.cached for p in placed if p] == [8 * n for n in range(200)]
+        assert [p.cached for p in placed if isinstance(p, Placed)] == [8 * n for n in range(200)]
 
 
 async def test_workers_see_each_others_bookings_and_one_that_goes_takes_only_its_own(path: Path) -> None:
@@ -84,8 +84,8 @@ async def test_workers_see_each_others_bookings_and_one_that_goes_takes_only_its
         first = await stays.place(ASK)
         async with worker(path, "1") as leaves:
             second = await leaves.place(ASK)
-            assert first is not None
-            assert second is not None
+            assert isinstance(first, Placed)
+            assert isinstance(second, Placed)
             assert not second.alone
             assert len(router.booked) == 2
         await eventually(lambda: len(router.booked) == 1)
@@ -115,7 +115,7 @@ async def test_a_worker_knows_how_an_endpoint_is_reached_before_anything_is_plac
         await asyncio.sleep(0)  # it is sent
         roster.change("main", [spec("e-0"), spec("e-1")])
         placed = await asking
-        assert placed is not None
+        assert isinstance(placed, Placed)
         assert placed.endpoint in {one.name for one in client.roster.pools["main"]}
         roster.change("main", [spec("e-0"), spec("e-1")])
         roster.change("main", [])
@@ -177,8 +177,8 @@ async def test_a_router_that_is_away_fails_what_is_asked_and_is_found_again(path
         async with served(restarted, path):
             await client.until_connected(5.0)
             after = await client.place(ASK)
-            assert before is not None
-            assert after is not None
+            assert isinstance(before, Placed)
+            assert isinstance(after, Placed)
             client.ended(before.booking, Outcome())  # of the router that went: the new one has the same number in use
             client.begun(after.booking)
             await eventually(lambda: restarted.heard)

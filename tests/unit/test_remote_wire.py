@@ -75,7 +75,7 @@ def test_a_frame_that_is_no_message_is_a_fault_of_the_peer_and_nothing_else(payl
         list(framer.feed(data))
     except FrameError:
         return
-    assert msgspec.msgpack.decode(payload)[0] in range(1, 13)
+    assert msgspec.msgpack.decode(payload)[0] in range(1, 16)
 
 
 def test_a_frame_that_is_announced_too_long_is_refused_before_it_is_held() -> None:

@@ -103,7 +103,11 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
         "forebay_cached_mismatches", "Requests that found a block more, or less, than predicted",
         labels=["pool", "direction"],
     )  # fmt: skip
+    waiting = GaugeMetricFamily(
+        "forebay_requests_waiting", "Requests that wait in the router until an engine has room", labels=["pool"]
+    )
     for pool in pools:
+        waiting.add_metric([pool.name], len(pool.line))
         counts = pool.counts
         for reason, count in tuple(counts.placements.items()):
             placements.add_metric([pool.name, reason], count)
@@ -112,7 +116,7 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
         cached.add_metric([pool.name, "observed"], counts.observed)
         missed.add_metric([pool.name, "more"], counts.more)
         missed.add_metric([pool.name, "less"], counts.less)
-    yield from (placements, prompt, cached, missed)
+    yield from (waiting, placements, prompt, cached, missed)
 
 
 def _indexes(pools: list[CorePool]) -> Iterator[Metric]:
