@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from forebay.router import Ask, EndpointSpec, EndpointState, Following, Health, Outcome, Placed, RouterService, Weights
-from forebay.router.local import SharedRouter
+from forebay.router.clocked import SharedRouter
 from forebay.router.remote.server import Shared
 from forebay.router.routing import Result, Router
 from tests.doubles.engine.server import EngineDouble

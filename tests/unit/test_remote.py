@@ -5,17 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
 from forebay.router.remote.channel import UNSENT_LIMIT
 from forebay.router.remote.wire import VERSION, Explain, Hello, States, frame
-from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed
+from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed, Refused
 from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
 ASK = Ask("main", b"12345678", 40, 10, session="0123456789abcdef" * 2)
+PATIENT = msgspec.structs.replace(ASK, patience_s=30.0)
 
 
 def spec(name: str) -> EndpointSpec:
@@ -270,3 +272,76 @@ async def test_a_worker_that_hangs_holds_up_a_round_of_questions_for_its_deadlin
         worker(path, "1", handlers={"how": well}),
     ):
         assert await server.gather("how", timeout=0.05) == {"0": None, "1": b"well"}
+
+
+async def test_a_request_may_wait_longer_than_the_router_may_be_silent(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path, deadline=0.1) as client:
+        first, second = asyncio.create_task(client.place(PATIENT)), asyncio.create_task(client.place(PATIENT))
+        await asyncio.sleep(0.3)
+        assert len(router.waiting) == 2
+        assert (await client.explain(ASK)).before == 2
+        router.settle()
+        assert isinstance(await first, Placed)
+        assert not second.done()
+        router.settle(Refused(True, 3.5))
+        assert await second == Refused(True, 3.5)
+
+
+async def test_a_worker_that_got_no_answer_in_time_does_not_leave_its_request_in_the_line(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    impatient = msgspec.structs.replace(ASK, patience_s=0.1)
+    async with served(router, path), worker(path, deadline=0.1) as client:
+        with pytest.raises(RouterUnavailable, match="did not answer within"):
+            await asyncio.wait_for(client.place(impatient), 5.0)
+        await eventually(lambda: not router.waiting)
+        router.busy = False
+        assert isinstance(await client.place(ASK), Placed)
+        assert len(router.booked) == 1
+
+
+async def test_a_wait_that_is_cancelled_is_withdrawn_and_forgotten(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path) as server, worker(path) as client:
+        waiting = asyncio.create_task(client.place(PATIENT))
+        await eventually(lambda: router.waiting)
+        waiting.cancel()
+        await eventually(lambda: router.heard == [("withdrawn", 1)])
+        router.busy = False
+        placed = await client.place(ASK)  # it comes behind the answer to the withdrawal
+        assert isinstance(placed, Placed)
+        assert list(router.booked) == [1]
+        assert client._link is not None
+        assert not client._link._asked
+        assert not server.workers["0"]._unanswered
+
+
+async def test_a_placement_on_its_way_to_one_who_waits_no_more_is_given_back(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path) as client:
+        waiting = asyncio.create_task(client.place(PATIENT))
+        await eventually(lambda: router.waiting)
+        router.settle()
+        waiting.cancel()
+        await eventually(lambda: router.heard)
+        assert not router.booked
+        assert [heard[0] for heard in router.heard] == ["ended"]
+
+
+async def test_a_worker_that_goes_waits_no_more(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path, "0") as stays:
+        kept = asyncio.create_task(stays.place(PATIENT))
+        async with worker(path, "1") as leaves:
+            lost = asyncio.create_task(leaves.place(PATIENT))
+            await eventually(lambda: len(router.waiting) == 2)
+        with pytest.raises(RouterUnavailable):
+            await lost
+        await eventually(lambda: len(router.waiting) == 1)
+        router.settle()
+        assert isinstance(await kept, Placed)

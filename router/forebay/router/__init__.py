@@ -1,8 +1,9 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
+from forebay.router.clocked import LocalRouter
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
-from forebay.router.local import LocalRouter, RouterService
+from forebay.router.local import RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
 from forebay.router.prefix.keys import Weights, seeded
 from forebay.router.prefix.snapshot import Loading, SnapshotError, dump

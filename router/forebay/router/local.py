@@ -9,106 +9,21 @@ import zmq
 from msgspec import Struct
 
 from forebay.router import metrics
+from forebay.router.clocked import LocalRouter, SharedRouter
 from forebay.router.core import BLOCKS_PER_HOLDER, Core
-from forebay.router.dispatch import Clock, Dispatch, Tell
+from forebay.router.dispatch import Clock, Dispatch
 from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.health import Finding
 from forebay.router.health_prober import Prober
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.follower import Follower
 from forebay.router.prefix.keys import Weights
-from forebay.router.routing import Ask, EndpointState, Explanation, Following, Outcome, Result, unplaced
+from forebay.router.routing import Following, unplaced
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 READY_WITHIN_S = 10.0  # seconds after which an endpoint whose events still have not come does not hold up the start
-
-
-class _Clocked:
-    """What is told to the core, at the time when it is told; those who wait hear what comes of it."""
-
-    def __init__(self, dispatch: Dispatch) -> None:
-        self._dispatch = dispatch
-        self._core = dispatch.core
-        self._clock = dispatch.clock
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self._core}>"
-
-    def begun(self, booking: int) -> None:
-        self._core.begun(booking, self._clock())
-        self._dispatch.pump()
-
-    def ended(self, booking: int, outcome: Outcome) -> None:
-        self._core.ended(booking, outcome, self._clock())
-        self._dispatch.pump()
-
-    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
-        self._core.failed(pool, endpoint, reason, self._clock(), at_once=at_once)
-        self._dispatch.pump()
-
-    def answered(self, pool: str, endpoint: str) -> None:
-        self._core.answered(pool, endpoint, self._clock())
-        self._dispatch.pump()
-
-    def states(self, pool: str) -> dict[str, EndpointState]:
-        return self._core.states(pool)
-
-
-class LocalRouter(_Clocked):
-    """`routing.Router` without a wire between."""
-
-    async def place(self, ask: Ask) -> Result:
-        result = self._dispatch.request(ask)
-        return await self._wait(result, ask) if isinstance(result, int) else result
-
-    async def explain(self, ask: Ask) -> Explanation:
-        return self._dispatch.explain(ask)
-
-    async def _wait(self, number: int, ask: Ask) -> Result:
-        """Whoever is cancelled here leaves nothing booked, even if it was placed in the same moment."""
-        dispatch = self._dispatch
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-        def tell(result: Result) -> None:
-            if future.done():
-                dispatch.give_back(result)
-            else:
-                future.set_result(result)
-
-        dispatch.hear(number, ask, tell)
-        try:
-            return await future
-        except BaseException:
-            if future.done() and not future.cancelled():
-                dispatch.give_back(future.result())
-                dispatch.pump()
-            else:
-                dispatch.withdraw(number)
-            raise
-
-
-class SharedRouter(_Clocked):
-    """A router for several owners of bookings, who are on the other end of a wire."""
-
-    def place(self, ask: Ask, owner: int, tell: Tell) -> int | None:
-        """Call `tell`, once, with what becomes of a request. It waits if there is a number, to withdraw it by."""
-        result = self._dispatch.request(ask, owner)
-        if not isinstance(result, int):
-            tell(result)
-            return None
-        self._dispatch.hear(result, ask, tell, owner)
-        return result
-
-    def withdraw(self, number: int) -> None:
-        self._dispatch.withdraw(number)
-
-    def explain(self, ask: Ask) -> Explanation:
-        return self._dispatch.explain(ask)
-
-    def release_owner(self, owner: int) -> None:
-        self._dispatch.release_owner(owner)
 
 
 class _Sink:
