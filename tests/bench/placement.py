@@ -44,6 +44,7 @@ from forebay.router import (
     Weights,
 )
 from forebay.router.core import Core
+from forebay.router.dispatch import Dispatch
 from forebay.router.prefix.blocks import Stored, Tier
 from tests.bench.agent import Agent
 
@@ -73,7 +74,7 @@ class House(Struct):
         inference, source = decode("chat.completions", body, known.prior if known else None)
         prompt = await self.prompts.read(Unread(project, SALT, self.entry, inference, source, known, body))
         placed = await self.router.place(Ask("main", prompt.keys, prompt.tokens, inference.output))
-        assert placed is not None
+        assert isinstance(placed, Placed)
         return placed, prompt.tokens
 
     def announce(self, ids: list[int], endpoint: str) -> None:
@@ -94,7 +95,7 @@ def build(template: str | None) -> House:
     core = Core({"main": names}, weights)
     for name in names:
         core.follows("main", name, Following.FOLLOWING)
-    router = LocalRouter(core, time.monotonic)
+    router = LocalRouter(Dispatch(core, time.monotonic))
     source = template or tokenizer.chat_template or ""
     compiled = Template(source, special_tokens=tokenizer.special_tokens, clock=time.monotonic)
     prompter = Prompter("bench", Ladder(tokenizer), compiled, weights, memory, today=lambda: NOW)

@@ -1,12 +1,28 @@
 """A router that does as it is told, for tests of what stands between it and its workers."""
 
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Health, Outcome, Placed
+from collections.abc import Callable
+
+from forebay.router.routing import (
+    Ask,
+    Candidate,
+    EndpointState,
+    Explanation,
+    Following,
+    Health,
+    Outcome,
+    Placed,
+    Refused,
+    Result,
+)
 
 
 class SharedRouter:
-    """Places everything on its one endpoint, and notes what it hears. `booked`: the owner of each open booking."""
+    """Places everything on its one endpoint, at once or while it is `busy` when it is told to, and notes what it hears.
+    `booked`: the owner of each open booking; `waiting`: who waits to be told, by number."""
 
     def __init__(self) -> None:
+        self.busy = False
+        self.waiting: dict[int, tuple[Ask, int, Callable[[Result], None]]] = {}
         self.booked: dict[int, int] = {}
         self.heard: list[tuple[object, ...]] = []
         self.asked: list[Ask] = []
@@ -14,8 +30,24 @@ class SharedRouter:
         self.next_booking = 1
         self.explained = 1
 
-    def place(self, ask: Ask, owner: int) -> Placed | None:
+    def place(self, ask: Ask, owner: int, tell: Callable[[Result], None]) -> int | None:
         self.asked.append(ask)
+        if self.busy:
+            self.waiting[len(self.asked)] = (ask, owner, tell)
+            return len(self.asked)
+        tell(self._booked(ask, owner))
+        return None
+
+    def withdraw(self, number: int) -> None:
+        self.heard.append(("withdrawn", number))
+        del self.waiting[number]
+
+    def settle(self, refused: Refused | None = None) -> None:
+        """Place, or refuse, whoever has waited longest."""
+        ask, owner, tell = self.waiting.pop(min(self.waiting))
+        tell(refused or self._booked(ask, owner))
+
+    def _booked(self, ask: Ask, owner: int) -> Placed | None:
         if ask.pool not in self.endpoints:
             return None
         booking = self.next_booking
@@ -24,9 +56,9 @@ class SharedRouter:
         self.booked[booking] = owner
         return Placed("e-0", booking, len(ask.keys), 0.5, alone)
 
-    def explain(self, ask: Ask) -> list[Candidate]:
+    def explain(self, ask: Ask) -> Explanation:
         candidate = Candidate("e-0", True, "", Following.NONE, len(self.booked), 0, 0, 0.0, 0.1, 0.1, True)
-        return [candidate] * self.explained
+        return Explanation([candidate] * self.explained, len(self.waiting))
 
     def begun(self, booking: int) -> None:
         self.heard.append(("begun", booking))
@@ -46,3 +78,4 @@ class SharedRouter:
 
     def release_owner(self, owner: int) -> None:
         self.booked = {booking: other for booking, other in self.booked.items() if other != owner}
+        self.waiting = {number: one for number, one in self.waiting.items() if one[1] != owner}

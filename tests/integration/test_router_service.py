@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from forebay.router import Ask, EndpointSpec, EndpointState, Following, Health, Outcome, RouterService, Weights
-from forebay.router.local import SharedRouter
+from forebay.router import Ask, EndpointSpec, EndpointState, Following, Health, Outcome, Placed, RouterService, Weights
+from forebay.router.clocked import SharedRouter
 from forebay.router.remote.server import Shared
-from forebay.router.routing import Router
+from forebay.router.routing import Result, Router
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
@@ -57,7 +57,7 @@ async def serve(engine: EngineDouble) -> None:
 
 
 async def cached(service: RouterService) -> dict[str, int]:
-    return {one.endpoint: one.cached for one in await service.router.explain(ask()) if one.cached}
+    return {one.endpoint: one.cached for one in (await service.router.explain(ask())).candidates if one.cached}
 
 
 async def test_what_events_tell_decides_and_a_restart_is_noticed() -> None:
@@ -68,7 +68,7 @@ async def test_what_events_tell_decides_and_a_restart_is_noticed() -> None:
         await eventually(lambda: service.core.pools["main"].index.sizes().keys)
         assert await cached(service) == {"engine-1": 608}
         placed = await service.router.place(ask())
-        assert placed is not None
+        assert isinstance(placed, Placed)
         assert (placed.endpoint, placed.cached) == ("engine-1", 608)
         service.router.begun(placed.booking)
         service.router.ended(placed.booking, Outcome())
@@ -94,7 +94,7 @@ async def test_engines_without_events_hold_up_nothing() -> None:
 async def test_an_engine_that_is_gone_is_down_and_has_nothing() -> None:
     async with EngineDouble() as engine, routed(engine) as service:
         placed = await service.router.place(ask())
-        assert placed is not None
+        assert isinstance(placed, Placed)
         service.router.begun(placed.booking)
         assert await cached(service) == {"engine-0": 608}
         await engine.refuse()
@@ -112,6 +112,8 @@ async def test_it_is_what_workers_and_relays_ask_for() -> None:
     shared: Shared = service.shared
     assert isinstance(shared, SharedRouter)
     assert await router.place(ask()) is None
-    assert shared.place(ask(), 1) is None
+    told: list[Result] = []
+    assert shared.place(ask(), 1, told.append) is None
+    assert told == [None]
     assert service.ready
     service.close()

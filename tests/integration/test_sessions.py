@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from forebay.platform.api.session_identity import HEADERS
 from forebay.platform.cli.explain import explain
-from forebay.router import Ask, Outcome, Placed, Router
+from forebay.router import Ask, Outcome, Result, Router
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk, whole
@@ -35,7 +35,7 @@ class Overheard:
         self.asks: list[Ask] = []
         self.outcomes: list[Outcome] = []
 
-    async def place(self, ask: Ask) -> Placed | None:
+    async def place(self, ask: Ask) -> Result:
         self.asks.append(ask)
         return await self._router.place(ask)
 

@@ -5,17 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
 from forebay.router.remote.channel import UNSENT_LIMIT
 from forebay.router.remote.wire import VERSION, Explain, Hello, States, frame
-from forebay.router.routing import Ask, EndpointState, Health, Outcome
+from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed, Refused
 from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
 ASK = Ask("main", b"12345678", 40, 10, session="0123456789abcdef" * 2)
+PATIENT = msgspec.structs.replace(ASK, patience_s=30.0)
 
 
 def spec(name: str) -> EndpointSpec:
@@ -53,7 +55,7 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
     router = SharedRouter()
     async with served(router, path), worker(path) as client:
         placed = await client.place(ASK)
-        assert placed is not None
+        assert isinstance(placed, Placed)
         assert (placed.endpoint, placed.cached, placed.alone) == ("e-0", 8, True)
         assert router.asked == [ASK]
         client.answered("main", "e-0")
@@ -69,13 +71,13 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
             ("failed", "main", "e-0", "refused", True),
         ]
         assert await client.place(Ask("nowhere", b"", 1, 1)) is None
-        assert [candidate.endpoint for candidate in await client.explain(ASK)] == ["e-0"]
+        assert [candidate.endpoint for candidate in (await client.explain(ASK)).candidates] == ["e-0"]
 
 
 async def test_answers_find_their_questions_when_many_are_asked_at_once(path: Path) -> None:
     async with served(SharedRouter(), path), worker(path) as client:
         placed = await asyncio.gather(*(client.place(Ask("main", bytes(8 * n), n, 1)) for n in range(200)))
-        assert [p.cached for p in placed if p] == [8 * n for n in range(200)]
+        assert [p.cached for p in placed if isinstance(p, Placed)] == [8 * n for n in range(200)]
 
 
 async def test_workers_see_each_others_bookings_and_one_that_goes_takes_only_its_own(path: Path) -> None:
@@ -84,8 +86,8 @@ async def test_workers_see_each_others_bookings_and_one_that_goes_takes_only_its
         first = await stays.place(ASK)
         async with worker(path, "1") as leaves:
             second = await leaves.place(ASK)
-            assert first is not None
-            assert second is not None
+            assert isinstance(first, Placed)
+            assert isinstance(second, Placed)
             assert not second.alone
             assert len(router.booked) == 2
         await eventually(lambda: len(router.booked) == 1)
@@ -115,7 +117,7 @@ async def test_a_worker_knows_how_an_endpoint_is_reached_before_anything_is_plac
         await asyncio.sleep(0)  # it is sent
         roster.change("main", [spec("e-0"), spec("e-1")])
         placed = await asking
-        assert placed is not None
+        assert isinstance(placed, Placed)
         assert placed.endpoint in {one.name for one in client.roster.pools["main"]}
         roster.change("main", [spec("e-0"), spec("e-1")])
         roster.change("main", [])
@@ -177,8 +179,8 @@ async def test_a_router_that_is_away_fails_what_is_asked_and_is_found_again(path
         async with served(restarted, path):
             await client.until_connected(5.0)
             after = await client.place(ASK)
-            assert before is not None
-            assert after is not None
+            assert isinstance(before, Placed)
+            assert isinstance(after, Placed)
             client.ended(before.booking, Outcome())  # of the router that went: the new one has the same number in use
             client.begun(after.booking)
             await eventually(lambda: restarted.heard)
@@ -270,3 +272,76 @@ async def test_a_worker_that_hangs_holds_up_a_round_of_questions_for_its_deadlin
         worker(path, "1", handlers={"how": well}),
     ):
         assert await server.gather("how", timeout=0.05) == {"0": None, "1": b"well"}
+
+
+async def test_a_request_may_wait_longer_than_the_router_may_be_silent(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path, deadline=0.1) as client:
+        first, second = asyncio.create_task(client.place(PATIENT)), asyncio.create_task(client.place(PATIENT))
+        await asyncio.sleep(0.3)
+        assert len(router.waiting) == 2
+        assert (await client.explain(ASK)).before == 2
+        router.settle()
+        assert isinstance(await first, Placed)
+        assert not second.done()
+        router.settle(Refused(True, 3.5))
+        assert await second == Refused(True, 3.5)
+
+
+async def test_a_worker_that_got_no_answer_in_time_does_not_leave_its_request_in_the_line(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    impatient = msgspec.structs.replace(ASK, patience_s=0.1)
+    async with served(router, path), worker(path, deadline=0.1) as client:
+        with pytest.raises(RouterUnavailable, match="did not answer within"):
+            await asyncio.wait_for(client.place(impatient), 5.0)
+        await eventually(lambda: not router.waiting)
+        router.busy = False
+        assert isinstance(await client.place(ASK), Placed)
+        assert len(router.booked) == 1
+
+
+async def test_a_wait_that_is_cancelled_is_withdrawn_and_forgotten(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path) as server, worker(path) as client:
+        waiting = asyncio.create_task(client.place(PATIENT))
+        await eventually(lambda: router.waiting)
+        waiting.cancel()
+        await eventually(lambda: router.heard == [("withdrawn", 1)])
+        router.busy = False
+        placed = await client.place(ASK)  # it comes behind the answer to the withdrawal
+        assert isinstance(placed, Placed)
+        assert list(router.booked) == [1]
+        assert client._link is not None
+        assert not client._link._asked
+        assert not server.workers["0"]._unanswered
+
+
+async def test_a_placement_on_its_way_to_one_who_waits_no_more_is_given_back(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path) as client:
+        waiting = asyncio.create_task(client.place(PATIENT))
+        await eventually(lambda: router.waiting)
+        router.settle()
+        waiting.cancel()
+        await eventually(lambda: router.heard)
+        assert not router.booked
+        assert [heard[0] for heard in router.heard] == ["ended"]
+
+
+async def test_a_worker_that_goes_waits_no_more(path: Path) -> None:
+    router = SharedRouter()
+    router.busy = True
+    async with served(router, path), worker(path, "0") as stays:
+        kept = asyncio.create_task(stays.place(PATIENT))
+        async with worker(path, "1") as leaves:
+            lost = asyncio.create_task(leaves.place(PATIENT))
+            await eventually(lambda: len(router.waiting) == 2)
+        with pytest.raises(RouterUnavailable):
+            await lost
+        await eventually(lambda: len(router.waiting) == 1)
+        router.settle()
+        assert isinstance(await kept, Placed)

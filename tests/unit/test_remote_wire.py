@@ -21,9 +21,11 @@ from forebay.router.remote.wire import (
     PlaceAnswer,
     Query,
     States,
+    Waits,
+    Withdraw,
     frame,
 )
-from forebay.router.routing import Ask, EndpointState, Following, Health, Outcome, Placed
+from forebay.router.routing import Ask, EndpointState, Following, Health, Outcome, Placed, Refused
 
 _ids = st.integers(0, (1 << 63) - 1)
 _asks = st.builds(
@@ -34,6 +36,8 @@ _asks = st.builds(
     _ids,
     st.tuples(st.text(max_size=8)),
     session=st.text(max_size=32),
+    patience_s=st.floats(0, 1e6),
+    waited_s=st.floats(0, 1e6),
 )
 _seconds = st.none() | st.floats(0, 1e6)
 _outcomes = st.builds(
@@ -42,6 +46,7 @@ _outcomes = st.builds(
 _messages = st.one_of(
     st.builds(Place, _ids, _asks),
     st.builds(Begun, _ids),
+    st.builds(Withdraw, _ids),
     st.builds(Ended, _ids, _outcomes),
     st.builds(Failed, st.text(max_size=8), st.text(max_size=8), st.text(max_size=50), st.booleans()),
     st.builds(Answered, st.text(max_size=8), st.text(max_size=8)),
@@ -62,7 +67,13 @@ def test_messages_arrive_whole_and_in_order_however_the_stream_is_cut(
 
 def test_what_the_router_says_survives_the_wire() -> None:
     state = EndpointState("main", "e-0", Health.UP, "", 8192, "adapter", Following.FOLLOWING, 3)
-    said = [PlaceAnswer(1, Placed("e-0", 7, 64, 0.25, True)), PlaceAnswer(2, None), States([state], True)]
+    said = [
+        PlaceAnswer(1, Placed("e-0", 7, 64, 0.25, True)),
+        PlaceAnswer(2),
+        Waits(3),
+        PlaceAnswer(3, None, Refused(False, 2.5)),
+        States([state], True),
+    ]
     framer: Framer[FromRouter] = Framer(FromRouter)
     assert list(framer.feed(b"".join(map(frame, said)))) == said
 
@@ -75,7 +86,7 @@ def test_a_frame_that_is_no_message_is_a_fault_of_the_peer_and_nothing_else(payl
         list(framer.feed(data))
     except FrameError:
         return
-    assert msgspec.msgpack.decode(payload)[0] in range(1, 13)
+    assert msgspec.msgpack.decode(payload)[0] in range(1, 16)
 
 
 def test_a_frame_that_is_announced_too_long_is_refused_before_it_is_held() -> None:

@@ -22,9 +22,15 @@ def background(name: str, work: Callable[[], Awaitable[None]]) -> "asyncio.Task[
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Each run is a task of its own: a task group that fails leaves its task as if that had been told to end (Python
+    before 3.13 does not take its cancellation back), and none of this one."""
+
+    async def run() -> None:
+        await work()
+
     while not ending():
         try:
-            await work()
+            await asyncio.create_task(run(), name=name)
             return
         except Exception:
             log.exception("%s failed and is started again", name)

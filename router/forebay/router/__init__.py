@@ -1,9 +1,10 @@
 """Engines, which of them answers, and the wire to them."""
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
+from forebay.router.clocked import LocalRouter
 from forebay.router.core import Core
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
-from forebay.router.local import LocalRouter, RouterService
+from forebay.router.local import RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
 from forebay.router.prefix.keys import Weights, seeded
 from forebay.router.prefix.snapshot import Loading, SnapshotError, dump
@@ -28,11 +29,14 @@ from forebay.router.routing import (
     Ask,
     Candidate,
     EndpointState,
+    Explanation,
     Following,
     Group,
     Health,
     Outcome,
     Placed,
+    Refused,
+    Result,
     Role,
     Router,
     context_length,
@@ -53,6 +57,7 @@ __all__ = [
     "EndpointSpec",
     "EndpointState",
     "Entry",
+    "Explanation",
     "Following",
     "FrameError",
     "Framer",
@@ -73,8 +78,10 @@ __all__ = [
     "Prompter",
     "Read",
     "Refusal",
+    "Refused",
     "RemoteRouter",
     "Report",
+    "Result",
     "Role",
     "Roster",
     "Router",

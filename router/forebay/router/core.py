@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
+from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
-from forebay.router.dispatch import Dispatch
 from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.peers import Peers
@@ -42,7 +42,7 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
-        self.lines = {name: Dispatch(pool) for name, pool in self.pools.items()}
+        self.lines = {name: CoreLine(pool) for name, pool in self.pools.items()}
         self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}

@@ -1,79 +1,141 @@
-"""Which of the requests that wait in a pool go to an engine now (pure)."""
+"""Who waits for what of a core, on an event loop: requests that are not placed at once are told later.
 
-from collections.abc import Iterator, Mapping
+The core says what has become of them when it is pumped. That is done whenever something was told to it that may make
+room at an engine, and while somebody waits every `PUMP_S` besides, since a prefill is predicted to end without a word.
+"""
 
-from forebay.router.core_pool import CorePool
-from forebay.router.placement import Option, choose
-from forebay.router.waiting import START_S, Line, Waiting
+import asyncio
+from collections.abc import Callable
 
-MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
-WEIGHED_S = 0.25  # those that did not want an endpoint with room are asked again after this
-LOOKED = 16  # requests weighed at a time, beside those that would go where there is room
+from msgspec import Struct
+from prometheus_client import Counter, Histogram
+
+from forebay.router.core import Core, Settled
+from forebay.router.routing import Ask, Explanation, Outcome, Placed, Refused, Result
+from forebay.router.waiting import Waiting, shortest_first
+
+PUMP_S = 0.02
+
+Clock = Callable[[], float]
+Tell = Callable[[Result], None]
+
+_WAITED = Histogram(
+    "forebay_wait_seconds",
+    "Seconds that requests waited for an engine, of those that were not placed at once",
+    ["pool"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300),
+)
+_REFUSED = Counter(
+    "forebay_wait_refusals_total", "Requests that got no engine: too many waited (full), or too long (late)",
+    ["pool", "reason"],
+)  # fmt: skip
+
+
+class _Waiter(Struct):
+    pool: str
+    owner: int
+    since: float
+    tell: Tell
 
 
 class Dispatch:
-    """The line before one pool."""
+    """Of one core, for everybody who asks it. To be used on one event loop."""
 
-    def __init__(self, pool: CorePool) -> None:
-        self.pool = pool
-        self.line = Line()
-        self._unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
-        self._weigh_at = 0.0  # when that may have changed
+    def __init__(self, core: Core, clock: Clock) -> None:
+        self.core = core
+        self.clock = clock
+        self._waiters: dict[int, _Waiter] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Dispatch {self.pool.name} {self.line}>"
+        return f"<Dispatch over {self.core} [{len(self._waiters)} wait]>"
 
-    def options(self, waiting: Waiting, now: float, ahead: Mapping[str, float] | None = None) -> list[Option]:
-        """Where it could go, as things are, with so many seconds of others before it."""
-        if not 0 <= now - waiting.held_at <= MATCHED_S:
-            waiting.held, waiting.held_at = self.pool.held(waiting.keys), now
-        return self.pool.options(waiting.ask, waiting.held, now, ahead=ahead)
+    def request(self, ask: Ask, owner: int = 0) -> Result | int:
+        """What becomes of a request, if that is known at once; else its number, for `hear` and `withdraw`."""
+        core = self.core
+        number = core.request(ask, self.clock(), owner)
+        result: Result | int = number
+        for settled in core.settled():
+            if settled.number == number:
+                result = settled.result
+                if type(result) is Refused:
+                    _refused(ask.pool, result)
+            else:
+                self._deliver(settled)
+        return result
 
-    def opens(self, name: str, now: float) -> bool:
-        """Whether the endpoint would start more work soon."""
-        member = self.pool.members[name]
-        return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s <= START_S
+    def hear(self, number: int, ask: Ask, tell: Tell, owner: int = 0) -> None:
+        """Call `tell`, once, with what becomes of a request that waits: right after `request`, and with what that was
+        given. `tell` may `give_back`, and must leave the rest of this alone."""
+        self._waiters[number] = _Waiter(ask.pool, owner, self.clock(), tell)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PUMP_S, self._pulse)
 
-    def wait_s(self) -> float:
-        """Seconds until what waits now will have begun, about."""
-        able = sum(map(self.pool.opened, self.pool.members.values()))
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
+    def withdraw(self, number: int) -> None:
+        """Nobody wants to hear of it any more. Of one that was told already it changes nothing."""
+        waiter = self._waiters.pop(number, None)
+        if waiter is not None:
+            self.core.withdraw(number)
+            self._left(waiter)
+            self.pump()
 
-    def add(self, waiting: Waiting, home: Option) -> bool:
-        """False: there is no room."""
-        waiting.home, waiting.prefill_s = home.name, home.prefill_s
-        self._unwanted.discard(home.name)
-        return self.line.add(waiting)
+    def give_back(self, result: Result) -> None:
+        """Nobody is there any more to use it."""
+        if type(result) is Placed:
+            self.core.ended(result.booking, Outcome(), self.clock())
 
-    def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
-        """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
-        is to be booked before the next is asked for."""
-        pool = self.pool
-        able = [name for name, member in pool.members.items() if pool.takes(member)]
-        opened = {name for name in able if self.opens(name, now)}
-        if able and not opened - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
+    def release_owner(self, owner: int) -> None:
+        """Everything that `owner` has booked ends, and it does not hear of what it waits for."""
+        self.core.release_owner(owner, self.clock())
+        for number in [number for number, waiter in self._waiters.items() if waiter.owner == owner]:
+            self._left(self._waiters.pop(number))
+        self.pump()
+
+    def pump(self) -> None:
+        """Tell those who wait what has become of their requests: to be called when there may be room at an engine."""
+        if not self._waiters:
             return
-        self._weigh_at = now + WEIGHED_S
-        self._unwanted = set()
-        ahead = dict.fromkeys(pool.members, 0.0)  # seconds of what waits before, by where it would go
-        looked = 0
-        for waiting in self.line.ordered(now):
-            if looked >= LOOKED and waiting.home not in opened and waiting.home in ahead:
-                ahead[waiting.home] += waiting.prefill_s
-                continue
-            looked += 1
-            options = self.options(waiting, now, ahead)
-            if not options:
-                yield waiting, options
-                continue
-            best = choose(options)
-            waiting.home, waiting.prefill_s = best.name, best.prefill_s
-            if best.name not in opened or ahead[best.name] > START_S:
-                ahead[best.name] += best.prefill_s
-                continue
-            yield waiting, options
-            if not pool.takes(pool.members[best.name]) or not self.opens(best.name, now):
-                opened.discard(best.name)
-            if able and not opened:
-                return
-        self._unwanted = opened
+        core, now = self.core, self.clock()
+        for name, line in core.lines.items():
+            if line.line:
+                core.pump(name, now)
+        for settled in core.settled():
+            self._deliver(settled)
+
+    def explain(self, ask: Ask) -> Explanation:
+        core, now = self.core, self.clock()
+        candidates = core.explain(ask, now)
+        chosen = next((one for one in candidates if one.chosen), None)
+        if chosen is None:
+            return Explanation(candidates)
+        key = shortest_first(Waiting(0, 0, ask, now, now, prefill_s=chosen.prefill_s), now)
+        line = core.lines[ask.pool].line
+        return Explanation(candidates, sum(shortest_first(one, now) <= key for one in line))
+
+    def _deliver(self, settled: Settled) -> None:
+        waiter, result = self._waiters.pop(settled.number, None), settled.result
+        if waiter is not None:
+            self._left(waiter)
+            if type(result) is Refused:
+                _refused(waiter.pool, result)
+            waiter.tell(result)
+        else:
+            self.give_back(result)
+
+    def _left(self, waiter: _Waiter) -> None:
+        _WAITED.labels(waiter.pool).observe(self.clock() - waiter.since)
+        if not self._waiters and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _pulse(self) -> None:
+        self._timer = None
+        try:
+            self.pump()
+        finally:
+            if self._waiters and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(PUMP_S, self._pulse)
+
+
+def _refused(pool: str, refused: Refused) -> None:
+    _REFUSED.labels(pool, "full" if refused.full else "late").inc()

@@ -9,70 +9,21 @@ import zmq
 from msgspec import Struct
 
 from forebay.router import metrics
+from forebay.router.clocked import LocalRouter, SharedRouter
 from forebay.router.core import BLOCKS_PER_HOLDER, Core
+from forebay.router.dispatch import Clock, Dispatch
 from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.health import Finding
 from forebay.router.health_prober import Prober
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.follower import Follower
 from forebay.router.prefix.keys import Weights
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Outcome, Placed, unplaced
+from forebay.router.routing import Following, unplaced
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 READY_WITHIN_S = 10.0  # seconds after which an endpoint whose events still have not come does not hold up the start
-
-Clock = Callable[[], float]
-
-
-class _Clocked:
-    """What is told to the core, at the time when it is told."""
-
-    def __init__(self, core: Core, clock: Clock) -> None:
-        self._core = core
-        self._clock = clock
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self._core}>"
-
-    def begun(self, booking: int) -> None:
-        self._core.begun(booking, self._clock())
-
-    def ended(self, booking: int, outcome: Outcome) -> None:
-        self._core.ended(booking, outcome, self._clock())
-
-    def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None:
-        self._core.failed(pool, endpoint, reason, self._clock(), at_once=at_once)
-
-    def answered(self, pool: str, endpoint: str) -> None:
-        self._core.answered(pool, endpoint, self._clock())
-
-    def states(self, pool: str) -> dict[str, EndpointState]:
-        return self._core.states(pool)
-
-
-class LocalRouter(_Clocked):
-    """`routing.Router` without a wire between."""
-
-    async def place(self, ask: Ask) -> Placed | None:
-        return self._core.place(ask, self._clock())
-
-    async def explain(self, ask: Ask) -> list[Candidate]:
-        return self._core.explain(ask, self._clock())
-
-
-class SharedRouter(_Clocked):
-    """A router for several owners of bookings, who are on the other end of a wire."""
-
-    def place(self, ask: Ask, owner: int) -> Placed | None:
-        return self._core.place(ask, self._clock(), owner)
-
-    def explain(self, ask: Ask) -> list[Candidate]:
-        return self._core.explain(ask, self._clock())
-
-    def release_owner(self, owner: int) -> None:
-        self._core.release_owner(owner, self._clock())
 
 
 class _Sink:
@@ -120,8 +71,9 @@ class RouterService:
     ) -> None:
         self.roster = Roster(dict.fromkeys(pools, ()))
         self.core = Core(dict.fromkeys(pools, ()), weights, blocks_per_holder=blocks_per_endpoint)
-        self.shared = SharedRouter(self.core, clock)
-        self.router = LocalRouter(self.core, clock)
+        self._dispatch = Dispatch(self.core, clock)
+        self.shared = SharedRouter(self._dispatch)
+        self.router = LocalRouter(self._dispatch)
         self.prober = Prober({}, tell=self._probed, proven=self._proven, connect_timeout=connect_timeout)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._turns = asyncio.Lock()
@@ -148,6 +100,11 @@ class RouterService:
         return self._ready
 
     @property
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait for an engine, by pool."""
+        return {name: len(line.line) for name, line in self.core.lines.items()}
+
+    @property
     def followers(self) -> dict[tuple[str, str], Follower]:
         """By pool and endpoint."""
         return {key: followed.follower for key, followed in self._followed.items()}
@@ -170,6 +127,7 @@ class RouterService:
             self.core.drain(pool, name, spec.draining)
         self.prober.keep(pool, wanted.values())
         self.roster.change(pool, wanted.values())
+        self._dispatch.pump()
 
     async def run(self) -> None:
         """Until cancelled. A fault in one of its loops ends all of them, to be started again together."""
@@ -223,10 +181,12 @@ class RouterService:
     async def _tick(self) -> None:
         while True:
             self.core.tick(self._clock())
+            self._dispatch.pump()
             await asyncio.sleep(TICK_S)
 
     def _probed(self, pool: str, endpoint: str, finding: Finding) -> None:
         self.core.probed(pool, endpoint, finding, self._clock())
+        self._dispatch.pump()
 
     def _proven(self, pool: str, endpoint: str) -> bool:
         member = self.core.pools[pool].members.get(endpoint)

@@ -1,6 +1,6 @@
 """What the routers of this process know, as Prometheus asks for it. No tenant and no request is ever a label."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from prometheus_client import REGISTRY
@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from forebay.router.core import Core
+from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
 from forebay.router.member import Member
 from forebay.router.peers import Sharing
@@ -26,6 +27,7 @@ class _Routers(Collector):
         pools = [(pool, clock()) for core, clock in self.cores.items() for pool in core.pools.values()]
         yield from _endpoints([(pool, member, now) for pool, now in pools for member in pool.members.values()])
         yield from _pools([pool for pool, _ in pools])
+        yield from _lines([line for core in self.cores for line in core.lines.values()])
         yield from _indexes([pool for pool, _ in pools])
         sharing = [core for core in self.cores if core.peers.contact.sharing is not Sharing.OFF]
         if sharing:
@@ -114,6 +116,15 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
         missed.add_metric([pool.name, "more"], counts.more)
         missed.add_metric([pool.name, "less"], counts.less)
     yield from (placements, prompt, cached, missed)
+
+
+def _lines(lines: Iterable[CoreLine]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "forebay_requests_waiting", "Requests that wait in the router until an engine has room", labels=["pool"]
+    )
+    for line in lines:
+        waiting.add_metric([line.pool.name], len(line.line))
+    yield waiting
 
 
 def _indexes(pools: list[CorePool]) -> Iterator[Metric]:

@@ -134,6 +134,13 @@ class Candidate(Struct, frozen=True):
     group: Group = Group()
 
 
+class Explanation(Struct, frozen=True):
+    """What a placement would weigh. `before`: how many requests wait in the pool that would be placed before it."""
+
+    candidates: list[Candidate]
+    before: int = 0
+
+
 class Outcome(Struct, frozen=True):
     """How an attempt ended. What was not seen is None; seconds are from dispatch to first token, and from there on.
     `returns`: the answer ended in a tool call, whose result the agent will come back with; False where it ended
@@ -150,10 +157,11 @@ class Outcome(Struct, frozen=True):
 class Router(Protocol):
     """`place` and `explain` may wait for another process; the others only tell, and never raise."""
 
-    async def place(self, ask: Ask) -> Placed | None:
-        """The endpoint to send the request to, its load booked; None when no endpoint is available."""
+    async def place(self, ask: Ask) -> Result:
+        """The endpoint to send the request to, its load booked; None when no endpoint is available. It may wait for one
+        as long as `ask.patience_s`; cancelling it leaves nothing booked."""
 
-    async def explain(self, ask: Ask) -> list[Candidate]:
+    async def explain(self, ask: Ask) -> Explanation:
         """What `place` would weigh; books nothing."""
 
     def begun(self, booking: int) -> None:

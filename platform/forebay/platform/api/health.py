@@ -44,6 +44,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
             "unshipped": service.spool.unshipped,
         },
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
+        **({"waiting": service.routing.waiting} if service.routing is not None else {}),
         **({"load_sharing": sharing} if sharing else {}),
         **({"discovery": found} if found else {}),
         "prompts": service.inferences.prompts.report(),

@@ -149,10 +149,10 @@ class Inferences:
     async def _explain(self, call: Call, client: Client) -> None:
         require(call.principal, Scope.DEBUG)
         try:
-            candidates = await self._router.explain(call.ask(()))
+            explained = await self._router.explain(call.ask(()))
         except RouterUnavailable as error:
             raise no_router() from error
-        await client.answer(explanation(call, candidates))
+        await client.answer(explanation(call, explained))
 
     async def _read(
         self, api: str, client: Client, principal: Principal, held: Held, headers: dict[bytes, bytes]

@@ -103,6 +103,8 @@ def _show(answer: dict[str, Any]) -> None:
     click.echo(f"{answer['model']}: {kind} {prompt['tokens']} prompt tokens (counted by {prompt['rung']})")
     if session := answer.get("session"):
         click.echo(f"session: named by {session['source']}")
+    if before := answer.get("before"):
+        click.echo(f"waiting before it: {before}")
     groups = [_group(one["group"]) for one in answer["candidates"]]
     table = Table(*_COLUMNS, *(["group"] if any(groups) else []), box=None)
     for one, group in zip(answer["candidates"], groups, strict=True):

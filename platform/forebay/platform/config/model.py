@@ -125,8 +125,11 @@ class Timeouts(_Section, frozen=True):
     """Bounds on waiting for an engine, in seconds."""
 
     connect: Annotated[Seconds, Meta(description="Seconds to open a connection to an engine.")] = 2.0
+    queue: Annotated[
+        Seconds, Meta(description="Seconds that a request may wait in the router until an engine has room for it.")
+    ] = 60.0
     first_byte: Annotated[
-        Seconds, Meta(description="Seconds until the engine's first byte, its queue included.")
+        Seconds, Meta(description="Seconds from there until the engine's first byte, its own queue included.")
     ] = 300.0
     idle: Annotated[Seconds, Meta(description="Seconds between two pieces of a stream.")] = 120.0
     total: Annotated[Seconds, Meta(description="Seconds for one attempt from dispatch to its end.")] = 3600.0

@@ -35,8 +35,9 @@ class Call(Struct, frozen=True):
     tier_used: str = DEFAULT_TIER
     session: Session = UNNAMED
 
-    def ask(self, exclude: tuple[str, ...]) -> Ask:
-        """What to ask the router; `exclude` are the endpoints that were tried."""
+    def ask(self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0) -> Ask:
+        """What to ask the router; `exclude` are the endpoints that were tried. It has waited `waited_s` seconds, and
+        may wait `patience_s` more."""
         inference, prompt = self.inference, self.prompt
         return Ask(
             pool=self.pool.name,
@@ -47,6 +48,8 @@ class Call(Struct, frozen=True):
             stream=inference.stream,
             exact=prompt.rung is not Rung.BYTES,
             session=self.session.key,
+            patience_s=patience_s,
+            waited_s=waited_s,
         )
 
     def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:

@@ -50,6 +50,7 @@ class Exchange:
         placed: Placed,
         *,
         number: int,
+        quiet_since: float,
         router: Router,
         spool: Spool,
         timeouts: Timeouts,
@@ -62,7 +63,9 @@ class Exchange:
         self._booking: int | None = placed.booking
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
-        self._patience = Patience(timeouts, stream=call.inference.stream, now=self._loop.time())
+        self._patience = Patience(
+            timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
+        )
         self._view = call.view(endpoint)
         self._stream = StreamTransform(self._view)
         self._account = Account(spool, call.attempt(number, endpoint, time.time()))

@@ -8,12 +8,13 @@ from forebay.platform.config.model import Timeouts
 
 class Patience:
     """`begun` turns true with the engine's first byte that the tenant may see; `written_at` is when the tenant last got
-    one."""
+    one, and `quiet_since` when it did before the attempt."""
 
-    def __init__(self, timeouts: Timeouts, *, stream: bool, now: float) -> None:
+    def __init__(self, timeouts: Timeouts, *, stream: bool, now: float, quiet_since: float | None = None) -> None:
         self._timeouts = timeouts
         self._stream = stream
-        self.sent_at = self.written_at = now
+        self.sent_at = now
+        self.written_at = now if quiet_since is None else quiet_since
         self.begun = False
 
     def wake_at(self, heard: float) -> float:

@@ -12,8 +12,9 @@ from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange, TryElsewhere
 from forebay.platform.relay.metrics import FAILOVERS
 from forebay.platform.relay.suspects import Suspects
+from forebay.platform.relay.wait import Wait
 from forebay.platform.tenancy.principal import Scope
-from forebay.router import Endpoint, Outcome, Placed, Router, RouterUnavailable
+from forebay.router import Endpoint, Outcome, Placed, Result, Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -30,26 +31,29 @@ class Relay:
         self._suspects = Suspects()
 
     async def run(self, call: Call, client: Client) -> None:
-        """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client."""
+        """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client. Raises
+        `ClientLeft` where it has left before anything was sent to an engine."""
         router, pool = self._router, call.pool.name
         tried: tuple[str, ...] = ()
         failure: ApiError | None = None
         suspects: list[tuple[Endpoint, str]] = []
+        wait = Wait(call, client, router, self._timeouts)
         while len(tried) < MAX_ATTEMPTS and not client.left:
             try:
-                placed = await self._place(call, tried)
+                placed = await self._place(wait, tried)
             except RouterUnavailable as error:
                 log.warning("request %s is not placed: %s", call.request_id, error)
                 failure = failure or upstream_errors.no_router()
                 break
-            if placed is None:
+            if not isinstance(placed, Placed):
+                failure = upstream_errors.overloaded(placed) if placed is not None else failure
                 break
             if tried:
                 FAILOVERS.inc()
             tried = (*tried, placed.endpoint)
             endpoint = call.pool.endpoints[placed.endpoint]
             try:
-                await self._attempt(call, client, endpoint, placed, len(tried))
+                await self._attempt(wait, endpoint, placed, len(tried))
             except TryElsewhere as retry:
                 failure = retry.error
                 if retry.suspicion and call.pool.has(endpoint):
@@ -69,31 +73,32 @@ class Relay:
         """It has gone: one that comes under its name is another."""
         self._suspects.clear(pool, endpoint)
 
-    async def _place(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
+    async def _place(self, wait: Wait, tried: tuple[str, ...]) -> Result:
         """Where it was not tried. An endpoint that went after it was picked is no failure of anybody."""
         gone: tuple[str, ...] = ()
         while len(gone) <= MAX_GONE:
-            placed = await self._pick(call, (*tried, *gone))
-            if placed is None or placed.endpoint in call.pool.endpoints:
+            placed = await self._pick(wait, (*tried, *gone))
+            if not isinstance(placed, Placed) or placed.endpoint in wait.call.pool.endpoints:
                 return placed
             self._router.ended(placed.booking, Outcome())
             gone = (*gone, placed.endpoint)
         return None
 
-    async def _pick(self, call: Call, tried: tuple[str, ...]) -> Placed | None:
+    async def _pick(self, wait: Wait, tried: tuple[str, ...]) -> Result:
         """Away from suspects as long as there is anybody else."""
-        pool = call.pool.name
+        pool = wait.call.pool.name
         suspects = self._suspects.of(pool, _now(), again=bool(tried))
         avoided = tuple(dict.fromkeys((*tried, *suspects)))
-        placed = await self._router.place(call.ask(avoided))
+        placed = await wait.place(avoided)
         if placed is None and len(avoided) > len(tried):
-            placed = await self._router.place(call.ask(tried))
-        if placed is not None:
+            placed = await wait.place(tried)
+        if isinstance(placed, Placed):
             self._suspects.asked(pool, placed.endpoint, _now())
         return placed
 
-    async def _attempt(self, call: Call, client: Client, endpoint: Endpoint, placed: Placed, number: int) -> None:
+    async def _attempt(self, wait: Wait, endpoint: Endpoint, placed: Placed, number: int) -> None:
         """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
+        call, client = wait.call, wait.client
         try:
             if Scope.DEBUG in call.principal.scopes:
                 client.debug_headers = [
@@ -106,6 +111,7 @@ class Relay:
                 endpoint,
                 placed,
                 number=number,
+                quiet_since=wait.quiet_since,
                 router=self._router,
                 spool=self._spool,
                 timeouts=self._timeouts,

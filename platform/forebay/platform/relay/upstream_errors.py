@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from forebay.platform.errors import ApiError, invalid, unavailable
 from forebay.platform.relay.call import Call
-from forebay.router import UpstreamError
+from forebay.router import Refused, UpstreamError
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
+MOST_RETRY_AFTER_S = 60.0  # beyond it clients give up
 TIMEOUT = "engine_timeout"
 _PROMPT = {"chat.completions": "messages", "completions": "prompt", "embeddings": "input"}
 _CONTEXT = re.compile(
@@ -60,6 +61,13 @@ def broken() -> ApiError:
 
 def no_endpoint(model: str) -> ApiError:
     return unavailable("no_endpoint", f"No engine that serves '{model}' is available at the moment.", retry_after=2.0)
+
+
+def overloaded(refused: Refused) -> ApiError:
+    """Too many requests wait for an engine, or this one has waited as long as it may."""
+    retry_after = min(MOST_RETRY_AFTER_S, max(RETRY_AFTER_S, refused.retry_s))
+    what = "Too many requests wait for an engine" if refused.full else "No engine became free in time"
+    return unavailable("overloaded", f"{what}. Please try again later.", retry_after=retry_after)
 
 
 def no_router() -> ApiError:

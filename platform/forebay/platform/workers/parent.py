@@ -109,6 +109,7 @@ class Answers:
         discovery = {pool: msgspec.to_builtins(report) for pool, report in self._service.discovery().items()}
         body = {
             "status": "ok" if ready else "warming up",
+            "waiting": self._service.waiting,
             "load_sharing": of_load(self._service.core.peers),
             **({"discovery": discovery} if discovery else {}),
         }

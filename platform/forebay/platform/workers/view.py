@@ -67,10 +67,12 @@ def together(own: Status, others: Mapping[str, Status | None]) -> tuple[bool, di
     ready = router is not None and router.ready and any(status and status.ready for status in workers.values())
     sharing = router.body.get("load_sharing") if router is not None else None
     well = ready and all(status and status.body["status"] == "ok" for status in workers.values()) and is_well(sharing)
+    waiting = router.body.get("waiting") if router is not None else None
     return ready, {
         **own.body,
         "status": "ok" if well else "degraded" if ready else "unavailable",
         "spool": _spools([status.body["spool"] for status in workers.values() if status] or [own.body["spool"]]),
+        **({"waiting": waiting} if waiting is not None else {}),
         **({"load_sharing": sharing} if sharing else {}),
         "router": {"status": router.body["status"] if router is not None else "away"},
         "workers": {name: _worker(status) for name, status in workers.items()},

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from forebay.router.endpoints import Roster
 from forebay.router.remote.channel import Channel, Handler, RouterUnavailable
 from forebay.router.remote.wire import (
@@ -22,8 +24,10 @@ from forebay.router.remote.wire import (
     PlaceAnswer,
     Specs,
     States,
+    Waits,
+    Withdraw,
 )
-from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
+from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Result
 
 log = logging.getLogger(__name__)
 
@@ -96,15 +100,15 @@ class RemoteRouter:
 
     # -- routing.Router; `place` and `explain` raise `RouterUnavailable`
 
-    async def place(self, ask: Ask) -> Placed | None:
+    async def place(self, ask: Ask) -> Result:
         link = await self._ready_link()
-        placed: Placed | None = await link.ask(Place(link.number(), ask))
-        return placed
+        result: Result = await link.ask(Place(link.number(), ask))
+        return result
 
-    async def explain(self, ask: Ask) -> list[Candidate]:
+    async def explain(self, ask: Ask) -> Explanation:
         link = await self._ready_link()
-        candidates: list[Candidate] = await link.ask(Explain(link.number(), ask))
-        return candidates
+        explanation: Explanation = await link.ask(Explain(link.number(), ask))
+        return explanation
 
     def begun(self, booking: int) -> None:
         if self._link is not None and (own := self._link.own(booking)) is not None:
@@ -160,6 +164,19 @@ class RemoteRouter:
         self._connected.clear()
 
 
+class _Asked(Struct):
+    """A question on its way, to be answered `within` seconds of `at`. `answer`: None when nobody waits for it."""
+
+    at: float
+    within: float
+    patience_s: float
+    answer: "asyncio.Future[Any] | None"
+
+    @property
+    def due(self) -> float:
+        return self.at + self.within
+
+
 class _Link(Channel[FromRouter]):
     def __init__(
         self, router: RemoteRouter, epoch: int, deadline: float, handlers: Mapping[str, Handler]
@@ -169,21 +186,22 @@ class _Link(Channel[FromRouter]):
         self._epoch = epoch
         self._deadline = deadline
         self._router = router
-        self._asked: dict[int, tuple[float, asyncio.Future[Any] | None]] = {}  # oldest first; None: nobody waits
+        self._asked: dict[int, _Asked] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def ask(self, question: Place | Explain) -> Any:
-        now = self._loop.time()
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._asked[question.id] = (now, answer)
+        asked = _Asked(self._loop.time(), self._deadline, question.ask.patience_s, answer)
+        self._asked[question.id] = asked
         self.tell(question)
-        if self._timer is None:
-            self._timer = self._loop.call_at(now + self._deadline, self._expire)
+        self._expire_at(asked.due)
         try:
             return await answer
         except BaseException:
             if question.id in self._asked:  # its booking is given back when it comes
-                self._asked[question.id] = (now, None)
+                asked.answer = None
+                if isinstance(question, Place):
+                    self.tell(Withdraw(question.id))
             elif answer.done() and not answer.cancelled() and answer.exception() is None:
                 self._give_back(answer.result())
             raise
@@ -194,9 +212,12 @@ class _Link(Channel[FromRouter]):
 
     def on_message(self, message: FromRouter) -> None:
         if isinstance(message, PlaceAnswer):
-            self._answered(message.id, message.placed and _at(message.placed, self._epoch))
+            self._answered(message.id, _at(message.placed, self._epoch) if message.placed else message.refused)
         elif isinstance(message, ExplainAnswer):
-            self._answered(message.id, message.candidates)
+            self._answered(message.id, message.explanation)
+        elif isinstance(message, Waits):
+            if (asked := self._asked.get(message.id)) is not None:
+                asked.within = asked.patience_s + self._deadline
         elif isinstance(message, States):
             self.welcome = self.welcome or message.whole
             self._router.heard(message)
@@ -208,30 +229,37 @@ class _Link(Channel[FromRouter]):
     def on_closed(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for _, answer in self._asked.values():
-            _fail(answer, "the router is gone")
+        for asked in self._asked.values():
+            _fail(asked.answer, "the router is gone")
         self._router.lost()
 
     def _answered(self, number: int, value: Any) -> None:
-        _, answer = self._asked.pop(number, (0.0, None))
-        if answer is None or answer.done():
+        asked = self._asked.pop(number, None)
+        if asked is None or asked.answer is None or asked.answer.done():
             self._give_back(value)
         else:
-            answer.set_result(value)
+            asked.answer.set_result(value)
 
     def _give_back(self, value: Any) -> None:
         own = self.own(value.booking) if isinstance(value, Placed) else None
         if own is not None:
             self.tell(Ended(own, Outcome()))
 
+    def _expire_at(self, due: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._expire)
+
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for asked_at, answer in self._asked.values():
-            if asked_at + self._deadline > now:
-                self._timer = self._loop.call_at(asked_at + self._deadline, self._expire)
-                return
-            _fail(answer, f"the router did not answer within {self._deadline:g} s")
+        for asked in self._asked.values():
+            if asked.due <= now:
+                _fail(asked.answer, f"the router did not answer within {asked.within:g} s")
+        if dues := [asked.due for asked in self._asked.values() if asked.answer is not None and asked.due > now]:
+            self._expire_at(min(dues))
 
 
 def _fail(answer: "asyncio.Future[Any] | None", reason: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +24,10 @@ from forebay.router.remote.wire import (
     PlaceAnswer,
     Specs,
     States,
+    Waits,
+    Withdraw,
 )
-from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
+from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Refused, Result
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +39,20 @@ MOST_CONNECTIONS = 256
 class Shared(Protocol):
     """A router on which several owners book."""
 
-    def place(self, ask: Ask, owner: int) -> Placed | None: ...
-    def explain(self, ask: Ask) -> list[Candidate]: ...
+    def place(self, ask: Ask, owner: int, tell: Callable[[Result], None]) -> int | None:
+        """Call `tell`, once, with what becomes of a request. It waits if there is a number, to withdraw it by."""
+
+    def withdraw(self, number: int) -> None:
+        """`tell` is not called any more."""
+
+    def explain(self, ask: Ask) -> Explanation: ...
     def begun(self, booking: int) -> None: ...
     def ended(self, booking: int, outcome: Outcome) -> None: ...
     def failed(self, pool: str, endpoint: str, reason: str, *, at_once: bool = False) -> None: ...
     def answered(self, pool: str, endpoint: str) -> None: ...
     def states(self, pool: str) -> dict[str, EndpointState]: ...
     def release_owner(self, owner: int) -> None:
-        """Forget what it has booked."""
+        """Forget what it has booked, and what it waits for."""
 
 
 class RouterServer:
@@ -136,6 +143,7 @@ class _Link(Channel[FromWorker]):
         self._server = server
         self._owner = owner
         self._router = router
+        self._unanswered: dict[int, int] = {}  # the router's number of a question that is not answered yet
         self._greeting = self._loop.call_later(HELLO_WITHIN_S, self.close, f"no greeting within {HELLO_WITHIN_S:g} s")
 
     def tell_states(self, states: list[EndpointState], *, whole: bool) -> None:
@@ -174,7 +182,7 @@ class _Link(Channel[FromWorker]):
 
     def _take(self, message: FromWorker) -> None:
         if isinstance(message, Place):
-            self.tell(PlaceAnswer(message.id, self._router.place(message.ask, self._owner)))
+            self._place(message.id, message.ask)
         elif isinstance(message, Begun):
             self._router.begun(message.booking)
         elif isinstance(message, Ended):
@@ -185,8 +193,30 @@ class _Link(Channel[FromWorker]):
             self._router.failed(message.pool, message.endpoint, message.reason, at_once=message.at_once)
         elif isinstance(message, Explain):
             self.tell(ExplainAnswer(message.id, self._router.explain(message.ask)))
+        elif isinstance(message, Withdraw):
+            self._withdraw(message.id)
         else:
             super().on_message(message)
+
+    def _place(self, question: int, ask: Ask) -> None:
+        def tell(result: Result) -> None:
+            self._unanswered.pop(question, None)
+            if isinstance(result, Refused):
+                self.tell(PlaceAnswer(question, None, result))
+            else:
+                self.tell(PlaceAnswer(question, result))
+
+        number = self._router.place(ask, self._owner, tell)
+        if number is not None:
+            self._unanswered[question] = number
+            self.tell(Waits(question))
+
+    def _withdraw(self, question: int) -> None:
+        """One that is answered already is given back by the worker, who finds the answer on its way."""
+        number = self._unanswered.pop(question, None)
+        if number is not None:
+            self._router.withdraw(number)
+            self.tell(PlaceAnswer(question))
 
     def on_closed(self) -> None:
         self._greeting.cancel()

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from forebay.router.endpoints import EndpointSpec
-from forebay.router.routing import Ask, Candidate, EndpointState, Outcome, Placed
+from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Refused
 
-VERSION = 2
+VERSION = 3
 FRAME_LIMIT = 8 << 20  # bytes; the keys of the longest context are 2 MiB
 
 
@@ -60,13 +60,16 @@ class Answered(Struct, frozen=True, array_like=True, tag=7):
 
 
 class PlaceAnswer(Struct, frozen=True, array_like=True, tag=8):
+    """Exactly one to each `Place`, at once or after `Waits`. Neither: no endpoint is available, or it was withdrawn."""
+
     id: int
-    placed: Placed | None
+    placed: Placed | None = None
+    refused: Refused | None = None
 
 
 class ExplainAnswer(Struct, frozen=True, array_like=True, tag=9):
     id: int
-    candidates: list[Candidate]
+    explanation: Explanation
 
 
 class States(Struct, frozen=True, array_like=True, tag=10):
@@ -100,8 +103,20 @@ class Specs(Struct, frozen=True, array_like=True, tag=13):
     endpoints: list[EndpointSpec]
 
 
-FromWorker = Hello | Place | Explain | Begun | Ended | Failed | Answered | Query | Reply
-FromRouter = PlaceAnswer | ExplainAnswer | States | Specs | Query | Reply
+class Withdraw(Struct, frozen=True, array_like=True, tag=14):
+    """Nobody waits for the answer to a `Place` any more. It comes all the same, at once."""
+
+    id: int
+
+
+class Waits(Struct, frozen=True, array_like=True, tag=15):
+    """A `Place` is not answered at once: it may take as long as its request may wait."""
+
+    id: int
+
+
+FromWorker = Hello | Place | Explain | Begun | Ended | Failed | Answered | Query | Reply | Withdraw
+FromRouter = PlaceAnswer | ExplainAnswer | States | Specs | Query | Reply | Waits
 T = TypeVar("T")
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
