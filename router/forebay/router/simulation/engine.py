@@ -6,8 +6,8 @@ the real one would take. While a prompt is computed, each step takes a chunk of 
     step = chunk / prefill rate + answers · seconds an answer adds          (a prompt is being computed)
     step = step_s + answers · seconds an answer adds                        (none is)
 
-A token at position p takes (1 + p / attention) times the time of the first. Prompts are computed one after the other, in
-the order in which they came; one begins when the cache has room for it and its answer.
+A token at position p takes (1 + p / attention) times the time of the first. Prompts are computed one after the other,
+in the order in which they came; one begins when the cache has room for it and its answer.
 """
 
 import heapq

@@ -48,6 +48,7 @@ class Fleet:
         self.policy = make(self.engines, self._send, seed)
         self.now = 0.0
         self._unbegun: dict[int, Request] = {}
+        self._coming = 0  # requests that will be asked, as far as is known
         self._owed = 0  # of those, from the measured part
         self._measured = (0.0, 0.0)
         self._delay = event_delay_s
@@ -72,10 +73,10 @@ class Fleet:
         waiting: list[tuple[float, int]] = []
         self._measured = (measure_from, until)
         for arrival in arriving:
-            self._plan(arrival.at, self._ask, arrival.instance, arrival.first, _nothing)
+            self._come(arrival.at, arrival.instance, arrival.first, _nothing)
         step = max(1e-9, (until - measure_from) / SAMPLES)
         sample_at = told_at = min(measure_from, until)
-        while self._agenda and self._agenda[0][0] <= (until + GRACE_S if self._owed else until):
+        while (self._coming or self._turns) and self._agenda[0][0] <= (until + GRACE_S if self._owed else until):
             self.now, _, act, arguments = heapq.heappop(self._agenda)
             while sample_at <= min(self.now, until):
                 waiting.append((sample_at, self.unbegun))
@@ -107,10 +108,13 @@ class Fleet:
 
     # -- a request
 
+    def _come(self, at: float, instance: Instance, number: int, over: Callable[[], None]) -> None:
+        self._coming += 1
+        self._plan(at, self._ask, instance, number, over)
+
     def _ask(self, instance: Instance, number: int, over: Callable[[], None]) -> None:
-        request = Request(
-            next(self._numbers), instance.name, instance.turn(number), self.now, offset=instance.offset
-        )
+        self._coming -= 1
+        request = Request(next(self._numbers), instance.name, instance.turn(number), self.now, offset=instance.offset)
         self._turns[request.number] = (instance, number, over)
         self._unbegun[request.number] = request
         self._owed += self._counts(request)
@@ -135,13 +139,13 @@ class Fleet:
                 return
             if number + 1 < len(instance.conversation.turns):
                 pause_s = instance.conversation.turns[number + 1].pause_s
-                self._plan(self.now + pause_s, self._ask, instance, number + 1, over)
+                self._come(self.now + pause_s, instance, number + 1, over)
             else:
                 over()
 
         for call in request.turn.calls:
             begins = self.now + call.after_s + call.conversation.turns[0].pause_s
-            self._plan(begins, self._ask, instance.called(call), 0, done)
+            self._come(begins, instance.called(call), 0, done)
         done()
 
     # -- engines

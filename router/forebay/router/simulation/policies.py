@@ -1,7 +1,8 @@
 """Other routers' ways to choose, written from their published descriptions (facts, not code), to compare with.
 
-Each is given what it asks for at its best: what every cache holds at this very moment, and every request in flight,
-without delay. llm-d's constants are calibrated to the simulated engines, as its guides say to do.
+Each is given what it asks for at its best: what every cache holds at this very moment and will hold of prompts that
+wait there (llm-d's speculative indexing), and every request in flight, without delay. llm-d's constants are calibrated
+to the simulated engines, as its guides say to do.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from forebay.router.simulation.blocks import Cache, Change
+from forebay.router.simulation.blocks import Cache, Change, common
 from forebay.router.simulation.engine import Engine, Request
 
 STICKY_MATCH, STICKY_PENALTY_S = 0.80, 18.0  # llm-d's prefix-cache-affinity-filter, its defaults
@@ -71,9 +72,10 @@ class Immediate:
         pass
 
     def cached(self, engine: int, request: Request) -> int:
-        """Tokens of the prompt that the engine has at this moment."""
-        found = self.engines[engine]
-        return min(found.cache.match(request.turn.blocks) * found.spec.block, request.turn.tokens - 1)
+        """Tokens of the prompt that the engine has, or will have of prompts that wait there."""
+        found, blocks = self.engines[engine], request.turn.blocks
+        most = max([found.cache.match(blocks), *(common(one.turn.blocks, blocks) for one in found.waiting)])
+        return min(most * found.spec.block, request.turn.tokens - 1)
 
     def least(self, values: Sequence[float], among: Sequence[int] | None = None) -> int:
         """The index of the least value, of equals one at random."""

@@ -94,10 +94,3 @@ def every_turn(conversation: Conversation) -> Iterator[Turn]:
         yield turn
         for call in turn.calls:
             yield from every_turn(call.conversation)
-
-
-def __getattr__(name: str):  # TEMPORARY, for scratch
-    if name == "read":
-        from forebay.router.simulation.formats import read
-        return read
-    raise AttributeError(name)

@@ -1,0 +1,203 @@
+"""Files of recorded requests, read as workloads.
+
+Formats: one Claude Code session a line (callanjfox/kv-cache-tester), one request a line with chained block ids
+(Mooncake, FAST '25), and a table of arrivals with lengths alone (Azure), whose prompts share nothing. Each may be
+compressed with zstd.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from forebay.router.simulation.blocks import Blocks
+from forebay.router.simulation.workload import PRIVATE, Call, Conversation, Turn, Workload, WorkloadError
+
+LONGEST_PAUSE_S = 600.0  # between two turns; who pauses for longer has left, for a cache
+_AZURE_BLOCK, _MOONCAKE_BLOCK = 16, 512
+_WINDOW = 1 << 31  # of zstd's: the traces are compressed with --long
+_FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, msgspec.DecodeError)
+_Record = dict[str, Any]
+
+
+def read(path: Path) -> Workload:
+    """Raises `WorkloadError`, `OSError`."""
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = _unpacked(path, data)
+    name = path.name.removesuffix(".zst")
+    lines = data.splitlines()
+    if not lines:
+        raise WorkloadError(f"{path} is empty")
+    try:
+        if lines[0].startswith(b"TIMESTAMP,"):
+            found = Workload(name, _AZURE_BLOCK, list(_azure(data.decode())))
+        else:
+            found = _reader(path, lines[0])(name, _records(path, lines))
+    except _FAULTS as error:
+        raise WorkloadError(f"{path}: not a workload of its kind: {type(error).__name__} {error}") from error
+    found.conversations = [one for one in found.conversations if one.turns]
+    if not found.conversations:
+        raise WorkloadError(f"{path} has no requests")
+    return found
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    try:
+        import zstandard  # noqa: PLC0415 - only who reads such files needs it
+    except ImportError:
+        raise WorkloadError(
+            f"{path} is compressed: unpack it (zstd -d --long=31), or `pip install zstandard` to have it read as it is"
+        ) from None
+    try:
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(io.BytesIO(data)).read()
+    except zstandard.ZstdError as error:
+        raise WorkloadError(f"{path} is not a zstd file: {error}") from error
+
+
+def _records(path: Path, lines: Sequence[bytes]) -> Iterator[_Record]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                record = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise WorkloadError(f"{path}: line {number} is not JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise WorkloadError(f"{path}: line {number} is not a JSON object")
+            yield record
+
+
+def _reader(path: Path, line: bytes) -> Any:
+    first = next(_records(path, [line]), {})
+    for member, reader in (("requests", _agents), ("hash_ids", _mooncake)):
+        if member in first:
+            return reader
+    raise WorkloadError(
+        f"{path}: line 1 has neither `requests` (agent sessions) nor `hash_ids` (Mooncake), and is not the head of an "
+        "Azure table (TIMESTAMP,ContextTokens,GeneratedTokens)"
+    )
+
+
+# -- agent sessions
+
+
+def _agents(name: str, sessions: Iterable[_Record]) -> Workload:
+    shared = _Shared()
+    block = 0
+    found: list[Conversation] = []
+    for session in sessions:
+        block = block or int(session["block_size"])
+        if block < 1:
+            raise ValueError(f"session {session['id']} has blocks of {block} tokens")
+        if session["block_size"] != block:
+            raise ValueError(f"session {session['id']} has blocks of {session['block_size']} tokens, others of {block}")
+        names = 1 + max((max(one["hash_ids"], default=0) for one in _requests(session)), default=0)
+        found.append(Conversation(str(session["id"]), _turns(session, block, shared), None, names))
+    return Workload(name, block or 64, found)
+
+
+class _Shared:
+    """Names for the blocks of tools and system prompts: those of equal size are taken to be the same everywhere."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, int], int] = {}
+        self._next = 0
+
+    def names(self, of: _Record, block: int) -> Blocks:
+        key = int(of.get("tool_tokens", 0)), int(of.get("system_tokens", 0))
+        blocks = sum(key) // block
+        if key not in self._first:
+            self._first[key], self._next = self._next, self._next + blocks
+            if self._next > PRIVATE:
+                raise ValueError(f"more than {PRIVATE} blocks of system prompts")
+        return self._first[key] + np.arange(blocks, dtype=np.int64)
+
+
+def _requests(session: _Record) -> Iterator[_Record]:
+    for one in session["requests"]:
+        if "hash_ids" in one:
+            yield one
+        yield from (inner for inner in one.get("requests", ()) if "hash_ids" in inner)
+
+
+def _turns(of: _Record, block: int, shared: _Shared) -> list[Turn]:
+    """The requests of a session or a sub-agent, with the sub-agents that each calls."""
+    common = shared.names(of, block)
+    turns: list[Turn] = []
+    done = 0.0  # when the last one ended, and when all that it called had
+    ended = 0.0
+    for one in of["requests"]:
+        if "requests" in one:
+            inner = _turns(one, block, shared)
+            if turns and inner:
+                begins = float(one["t"]) - float(one["duration_ms"]) / 1000  # `t` is when its result came
+                after = min(max(0.0, begins - ended), LONGEST_PAUSE_S)
+                turns[-1].calls.append(Call(after, Conversation(str(one["agent_id"]), inner)))
+                done = max(done, float(one["t"]))
+        elif "hash_ids" in one:
+            pause = float(one.get("think_time") or 0.0) - max(0.0, done - ended)
+            turns.append(_turn(one, common, min(max(0.0, pause), LONGEST_PAUSE_S)))
+            ended = float(one["t"]) + float(one.get("api_time") or 0.0)
+            done = ended
+    for turn, after_it in itertools.pairwise(turns):
+        _keep(turn, after_it, block)
+    return turns
+
+
+def _turn(one: _Record, common: Blocks, pause_s: float) -> Turn:
+    ids = np.array(one["hash_ids"], np.int64)
+    blocks = ids + PRIVATE
+    alike = min(len(common), len(ids))
+    if alike and (np.diff(ids[:alike]) == 1).all():  # it begins with tools and system prompt
+        blocks[:alike] = common[:alike]
+    tokens, output = max(1, int(one["in"])), max(1, int(one["out"]))
+    return Turn(blocks, tokens, output, pause_s, returns=one.get("stop") == "tool_use", calls=[])
+
+
+def _keep(turn: Turn, after: Turn, block: int) -> None:
+    """What the answer leaves behind of the next prompt, if that goes on from it."""
+    whole = min(turn.tokens // block, len(turn.blocks))
+    if len(after.blocks) > whole and (after.blocks[:whole] == turn.blocks[:whole]).all():
+        kept = min(len(after.blocks), (turn.tokens + turn.output) // block)
+        if kept > whole:
+            turn.kept = after.blocks[:kept]
+
+
+# -- single requests
+
+
+def _mooncake(name: str, requests: Iterable[_Record]) -> Workload:
+    """Each request is a conversation of its own: who sent it is not recorded."""
+    names: dict[int, int] = {}  # small ones for the recorded ids, which may be hashes
+    found = []
+    for number, one in enumerate(requests):
+        blocks = np.array([names.setdefault(block, len(names)) for block in one["hash_ids"]], np.int64)
+        turn = Turn(blocks, max(1, int(one["input_length"])), max(1, int(one["output_length"])))
+        found.append(Conversation(str(number), [turn], float(one["timestamp"]) / 1000))
+    return Workload(name, _MOONCAKE_BLOCK, _from_zero(found))
+
+
+def _azure(text: str) -> Iterator[Conversation]:
+    first, found = 0, []
+    for number, row in enumerate(csv.DictReader(io.StringIO(text))):
+        at = datetime.fromisoformat(row["TIMESTAMP"].strip().replace(" ", "T")[:26]).timestamp()
+        tokens, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
+        blocks = first + np.arange(tokens // _AZURE_BLOCK, dtype=np.int64)
+        first += len(blocks)
+        found.append(Conversation(str(number), [Turn(blocks, tokens, output)], at))
+    yield from _from_zero(found)
+
+
+def _from_zero(found: list[Conversation]) -> list[Conversation]:
+    """In the order in which they came, the first at 0."""
+    found.sort(key=lambda one: one.begins_s or 0.0)
+    began = (found[0].begins_s or 0.0) if found else 0.0
+    for one in found:
+        one.begins_s = (one.begins_s or 0.0) - began
+    return found
