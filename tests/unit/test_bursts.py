@@ -107,10 +107,6 @@ def test_engines_that_others_come_to_are_not_all_taken_by_one_burst() -> None:
     assert fmean(engines.first_s[number] for number in burst) < 1.25 * best_s(40, 100, 0.0) + 2
 
 
-_LOOKED = "only the first LOOKED of those that wait are weighed; the rest wait for their home, and engines are idle"
-
-
-@pytest.mark.xfail(strict=True, reason=_LOOKED)
 @pytest.mark.parametrize("head", [10.0, 26.0])
 def test_a_popular_prefix_does_not_draw_a_long_line_to_one_endpoint(head: float) -> None:
     """200 sub-agents of half a second each: 100 s behind one copy, 12 s behind eight that are 25 s away."""
@@ -119,13 +115,11 @@ def test_a_popular_prefix_does_not_draw_a_long_line_to_one_endpoint(head: float)
     assert took(engines, numbers) <= 1.2 * best_s(200, 1_000, head)
 
 
-@pytest.mark.xfail(strict=True, reason=_LOOKED)
 def test_nobody_is_refused_for_want_of_an_engine_while_engines_are_idle() -> None:
     engines, _ = burst(200, 1_000, 10.0, patience_s=60.0)
     assert not engines.refused
 
 
-@pytest.mark.xfail(strict=True, reason=_LOOKED)
 def test_a_prefix_that_everybody_uses_is_spread_by_its_load() -> None:
     """A system prompt of 20,000 tokens that one endpoint holds, and twice the requests that it can answer."""
     table = Table(*NAMES)

@@ -83,7 +83,7 @@ def test_a_conversation_that_returns_is_known_by_its_keys_alone() -> None:
     [
         10,
         15_000,
-        pytest.param(30_000, marks=pytest.mark.xfail(strict=True, reason="more than _BACK keys came between")),
+        30_000,
     ],
 )
 def test_what_came_between_two_turns_may_be_long(result: int) -> None:
@@ -125,10 +125,6 @@ def test_branches_of_one_conversation_are_told_apart_from_then_on() -> None:
             assert chats.turn("a", *branch) == number
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the session stands in where exact keys say otherwise: an agent and its helpers are one",
-)
 def test_helpers_of_a_session_do_not_take_their_root_s_place() -> None:
     """Sub-agents carry their root's session. It waits for them with 100,000 tokens, which are wanted when they end."""
     chats = Chats()
@@ -197,10 +193,6 @@ def test_more_pushed_out_never_costs_less_and_never_nothing(
     assert all(two >= one * 0.999999 for one, two in itertools.pairwise(costs))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a context stays among the residents of an endpoint that it has left, as if wanted there",
-)
 def test_the_copy_that_a_conversation_left_behind_is_cheap_to_push_out() -> None:
     chats = Chats()
     history = [("system", 20_000)]
@@ -285,7 +277,6 @@ def test_answers_that_were_tool_calls_are_learnt_of_by_themselves() -> None:
     assert chats.chance(2, False) < 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="what is gone fades only when enough have returned: old traffic counts for ever")
 def test_a_pool_that_changes_its_users_forgets_what_the_earlier_ones_did() -> None:
     """A week of prompts that nobody goes on with, and then an afternoon of agents who always return."""
     chats = Chats()
@@ -300,7 +291,6 @@ def test_a_pool_that_changes_its_users_forgets_what_the_earlier_ones_did() -> No
     assert chats.chance(5) > 0.5
 
 
-@pytest.mark.xfail(strict=True, reason="contexts dropped for want of room count neither as returned nor as gone")
 def test_a_table_that_is_too_small_for_half_an_hour_does_not_take_all_to_return() -> None:
     """Prompts that nobody goes on with, so many that they are forgotten before they are over; some return at once."""
     chats = Chats(most=500)
@@ -314,10 +304,6 @@ def test_a_table_that_is_too_small_for_half_an_hour_does_not_take_all_to_return(
     assert chats.chance(60) < 0.3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="abandoned() leaves idle_at at 0: such a context returns after ages, or is gone at once",
-)
 def test_a_request_whose_endpoint_went_away_says_nothing_of_long_pauses() -> None:
     chats = Chats()
     learn(chats, conversations=500)
@@ -330,9 +316,6 @@ def test_a_request_whose_endpoint_went_away_says_nothing_of_long_pauses() -> Non
     assert chats.chance(1_000) == pytest.approx(before, abs=0.02)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="beyond the first 32 contexts all is taken to be wanted by half, whatever is known"
-)
 def test_a_cache_full_of_short_prompts_that_nobody_wants_again_is_cheap_to_push_out() -> None:
     chats = Chats()
     for number in range(4_000):
@@ -401,7 +384,6 @@ def test_memory_stays_as_it_is_after_two_hundred_thousand_conversations() -> Non
     assert grown(200_000) < 4  # what was there is replaced: some 2,000 contexts
 
 
-@pytest.mark.xfail(strict=True, reason="a context's earlier sessions stay in Contexts._sessions for ever")
 def test_a_client_that_names_a_new_session_with_each_request_costs_nothing() -> None:
     assert grown(60_000, sessions=True) < 2
 
@@ -449,7 +431,6 @@ def test_whatever_happens_in_whatever_order_nothing_fails(
             assert resident.tokens == sum(held for _, held in resident.by_number.values())
 
 
-@pytest.mark.xfail(strict=True, reason="Resident.prices waits until the clock is where it was")
 def test_a_clock_that_goes_back_does_not_keep_old_prices() -> None:
     chats = Chats()
     chats.turn("a", ("one", 10_000), answer=0)

@@ -35,7 +35,8 @@ class Context(Struct, eq=False):
     idle_at: float = 0.0
     running: int = 0
     returns: bool | None = None  # its last answer was a tool call
-    end: int = 0  # the last key of its last prompt
+    first: int = 0  # key of its last prompt
+    end: int = 0  # the last one
     session: str = ""
 
 
@@ -134,11 +135,14 @@ class Contexts:
         return len(self._known)
 
     def find(self, keys: Keys, session: str = "") -> Context | None:
-        """The context that a prompt goes on with; of one without keys, that of its session. Sub-agents carry their
-        root's session, so its name says nothing of one whose keys go on with no other."""
-        if not len(keys):
-            return self.named(session)
-        return next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None) if self._ends else None
+        """The context that a prompt goes on with. That of its session stands in for a prompt without keys, and for a
+        history that was rewritten behind the same beginning: sub-agents carry their root's session, and begin
+        otherwise."""
+        known = next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None) if self._ends else None
+        if known is not None or not session:
+            return known
+        named = self.named(session)
+        return named if named is not None and (not len(keys) or named.first == int(keys[0])) else None
 
     def named(self, session: str) -> Context | None:
         """The context that last went by that name."""
@@ -158,7 +162,7 @@ class Contexts:
             self._ends.pop(context.end, None)
         if session:
             self._rename(context, session)
-        context.end = int(keys[-1]) if len(keys) else 0
+        context.first, context.end = (int(keys[0]), int(keys[-1])) if len(keys) else (0, 0)
         if context.end:
             self._ends[context.end] = context
         context.endpoint, context.tokens, context.running = endpoint, tokens, context.running + 1

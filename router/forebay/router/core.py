@@ -223,8 +223,10 @@ class Core:
             pool.contexts.expire(now)
             pool.blend()
         for line in self.lines.values():
-            for waiting in line.line.overdue(now):
-                self._settle(waiting, Refused(full=False, retry_s=line.wait_s()))
+            if overdue := line.line.overdue(now):
+                late = Refused(full=False, retry_s=line.wait_s())
+                for waiting in overdue:
+                    self._settle(waiting, late)
 
 
 def _keys(ask: Ask) -> Keys:

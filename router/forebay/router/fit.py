@@ -4,12 +4,12 @@
 
 Each observation is taken relative to what was expected of it, so that a prompt of 100 tokens teaches as much as one of
 100,000; one that is far off counts as at most `BOUND` times too long or short. Older ones fade, the first ones quickly.
-What is not observed keeps about its value, and costs stay above nothing. The normal equations are kept rather than their
-inverse (recursive least squares): with forgetting, that one loses its definiteness when inputs repeat, and runs away.
+What is not observed keeps about its value, and costs stay above nothing. Not their inverse but the normal equations are
+kept: with forgetting, recursive least squares lose their definiteness when inputs repeat, and run away.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 BOUND = 4.0
 FORGET = 0.99  # an observation counts a tenth after 230 more
@@ -49,16 +49,28 @@ class Fit:
             for line, x in zip(self._products, row, strict=True)
         ]
         self._sums = [keep * known + x * seen for known, x in zip(self._sums, row, strict=True)]
-        self._factors = [max(_LEAST, factor) for factor in self._solved()]
+        self._factors = self._bounded()
 
-    def _solved(self) -> list[float]:
-        """Gaussian elimination; the ridge keeps every pivot above nothing."""
+    def _bounded(self) -> list[float]:
+        """Those that would be too small stay at their least, and the others take over what they said."""
+        least: set[int] = set()
+        while True:
+            found = self._solved(least)
+            small = {number for number, factor in enumerate(found) if factor < _LEAST}
+            if not small:
+                return found
+            least |= small
+
+    def _solved(self, least: Collection[int]) -> list[float]:
+        """Gaussian elimination; the ridge keeps every pivot above nothing. `least` are not solved for."""
         size = len(self.priors)
         lines = [
             [value + (_RIDGE if at == number else 0.0) for at, value in enumerate(line)]
             + [self._sums[number] + _RIDGE * self._factors[number]]
             for number, line in enumerate(self._products)
         ]
+        for number in least:
+            lines[number] = [1.0 if at == number else 0.0 for at in range(size)] + [_LEAST]
         for pivot in range(size):
             for below in range(pivot + 1, size):
                 share = lines[below][pivot] / lines[pivot][pivot]
