@@ -77,7 +77,6 @@ class Dispatch:
         if waiter is not None:
             self.core.withdraw(number)
             self._left(waiter)
-            self.pump()
 
     def give_back(self, result: Result) -> None:
         """Nobody is there any more to use it."""
