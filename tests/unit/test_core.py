@@ -168,3 +168,15 @@ def test_nobody_is_left() -> None:
     assert table.core.place(unknown, table.now) is None
     assert table.core.explain(unknown, table.now) == []
     assert table.core.states("nowhere") == {}
+
+
+def test_a_named_session_goes_back_where_it_was_although_nothing_is_known_to_be_cached() -> None:
+    table = Table("a", "b", "c")
+    first = {name: table.place((name, 4_000), session=name) for name in ("x", "y", "z")}
+    table.end(*first.values())
+    again = {name: table.place((f"{name}, rewritten", 4_000), session=name) for name in ("z", "y", "x")}
+    assert {name: one.endpoint for name, one in again.items()} == {name: one.endpoint for name, one in first.items()}
+    for number in range(3):
+        table.place((f"long {number}", 20_000), without=tuple({"a", "b", "c"} - {first["x"].endpoint}))
+    placed = table.place(("x, again", 4_000), session="x")
+    assert placed.endpoint != first["x"].endpoint  # it is advice, and nobody waits for it

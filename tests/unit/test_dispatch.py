@@ -36,7 +36,7 @@ class House:
 
     @property
     def waiting(self) -> int:
-        return len(self.core.pools[POOL].line)
+        return len(self.core.lines[POOL].line)
 
     async def placed(self, tokens: int, **ask: Any) -> Placed:
         result = await self.router.place(request(tokens, **ask))
@@ -197,7 +197,7 @@ async def test_nobody_waits_longer_than_it_may() -> None:
 
 async def test_who_finds_too_many_waiting_is_refused_at_once() -> None:
     house = House()
-    house.core.pools[POOL].line = Line(most=1)
+    house.core.lines[POOL].line = Line(most=1)
     await house.placed(LONG)
     waiting = await house.wait(600)
     refused = at_once(house.router.place(request(600)))

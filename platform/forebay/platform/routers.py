@@ -11,6 +11,7 @@ from forebay.platform.finding import finding
 from forebay.platform.sharing.link import LoadLink
 from forebay.platform.sharing.wire import channel_of
 from forebay.platform.tasks import background, end
+from forebay.platform.warm import rates
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
 from forebay.router import EndpointSpec, Group, Role, RouterService, Weights
@@ -33,6 +34,10 @@ async def routed(config: Config, valkey_url: str) -> AsyncIterator[RouterService
         )
         stack.callback(service.close)
         stack.push_async_callback(keep, service, file)
+        learnt = rates.path_of(file)
+        rates.load(learnt, service.core)
+        stack.push_async_callback(rates.keep, service.core, learnt)
+        stack.push_async_callback(end, background("rates", lambda: rates.keeping(service.core, learnt)))
         stack.push_async_callback(end, background("router", service.run))
         finder.tell(service)
         stack.push_async_callback(end, background("snapshot", lambda: keeping(service, file)))

@@ -2,6 +2,7 @@
 
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
 from forebay.router.clocked import LocalRouter
+from forebay.router.core import Core
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
 from forebay.router.local import RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
@@ -18,6 +19,7 @@ from forebay.router.prompt.template_models import untemplated
 from forebay.router.prompt.tokenizer import Tokenizer
 from forebay.router.prompt.tokenizer_files import TokenizerError
 from forebay.router.prompt.trie import Node
+from forebay.router.rates import Learnt
 from forebay.router.remote.channel import Handler, RouterUnavailable
 from forebay.router.remote.client import RemoteRouter
 from forebay.router.remote.server import RouterServer
@@ -50,6 +52,7 @@ __all__ = [
     "Client",
     "Connection",
     "Contact",
+    "Core",
     "Endpoint",
     "EndpointSpec",
     "EndpointState",
@@ -62,6 +65,7 @@ __all__ = [
     "Handler",
     "Health",
     "Ladder",
+    "Learnt",
     "Loading",
     "LocalRouter",
     "Memory",

@@ -16,7 +16,7 @@ from forebay.router.prefix.keys import Keys
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
-_BACK = 1_024  # keys of a prompt looked through for the end of an earlier turn: 32 Ki tokens
+_BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 _PRICED_S = 0.25  # a price is worked out anew after this
 _LOOKED = 32  # contexts looked at for what a placement pushes out
 _BUCKETS = 24  # of idle times, two to an octave: from a second to over an hour
@@ -129,9 +129,13 @@ class Contexts:
     def find(self, keys: Keys, session: str = "") -> Context | None:
         """The context that a prompt goes on with."""
         if self._ends:
-            for key in keys[: -_BACK - 1 : -1].tolist():
-                if (known := self._ends.get(key)) is not None:
-                    return known
+            known = next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None)
+            if known is not None:
+                return known
+        return self.named(session)
+
+    def named(self, session: str) -> Context | None:
+        """The context that last went by that name."""
         return self._sessions.get(session) if session else None
 
     def placed(self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "") -> Context:

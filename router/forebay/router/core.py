@@ -1,11 +1,12 @@
 """The router's decisions (pure): every pool, and the load that is booked on it. The time is an argument, in seconds."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 
+from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
 from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
@@ -13,6 +14,7 @@ from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.rates import Learnt
 from forebay.router.routing import Ask, Candidate, EndpointState, Following, Group, Outcome, Placed, Refused, Result
 from forebay.router.waiting import Waiting
 
@@ -40,6 +42,7 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
+        self.lines = {name: CoreLine(pool) for name, pool in self.pools.items()}
         self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}
@@ -68,39 +71,29 @@ class Core:
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
         self._next += 1
-        number = self._next
-        pool = self.pools.get(ask.pool)
-        if pool is None:
-            self._settled.append(Settled(number, owner, None))
-            return number
-        waiting = Waiting(number, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
-        options = pool.consider(waiting, now)
-        if not options:
-            self._settled.append(Settled(number, owner, None))
-            return number
-        option = choose(options)
-        if not pool.line and pool.opens(option.name, now):
-            self._settled.append(Settled(number, owner, self._book(pool, waiting, options, now)))
-            return number
-        waiting.home, waiting.prefill_s = option.name, option.prefill_s
-        if not pool.line.add(waiting):
-            self._settled.append(Settled(number, owner, Refused(True, pool.wait_s(now))))
-            return number
-        self._waiting[number] = waiting
-        pool.unwanted.discard(option.name)
-        self.pump(ask.pool, now)
-        return number
+        waiting = Waiting(self._next, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
+        line = self.lines.get(ask.pool)
+        options = line.options(waiting, now) if line is not None else []
+        if line is None or not options:
+            self._settled.append(Settled(waiting.number, owner, None))
+            return waiting.number
+        best = choose(options)
+        if not line.line and line.opens(best.name, now):
+            self._settled.append(Settled(waiting.number, owner, self._book(line.pool, waiting, options, now)))
+        elif line.add(waiting, best):
+            self._waiting[waiting.number] = waiting
+            self.pump(ask.pool, now)
+        else:
+            self._settled.append(Settled(waiting.number, owner, Refused(full=True, retry_s=line.wait_s())))
+        return waiting.number
 
-    def pump(self, name: str, now: float) -> None:
+    def pump(self, pool: str, now: float) -> None:
         """Give engines of a pool what they will start soon, of what waits."""
-        pool = self.pools.get(name)
-        if pool is None or not pool.line:
+        line = self.lines.get(pool)
+        if line is None or not line.line:
             return
-        for waiting, options in pool.ready(now):
-            result = None
-            if options:
-                result = self._book(pool, waiting, options, now)
-            self._settle(pool, waiting, result)
+        for waiting, options in line.ready(now):
+            self._settle(waiting, self._book(line.pool, waiting, options, now) if options else None)
 
     def settled(self) -> "list[Settled]":
         """What became of requests since this was last asked."""
@@ -110,10 +103,10 @@ class Core:
     def withdraw(self, number: int) -> None:
         """Nobody wants the answer any more. One that is placed already must be ended instead."""
         if (waiting := self._waiting.pop(number, None)) is not None:
-            self.pools[waiting.ask.pool].line.remove(number)
+            self.lines[waiting.ask.pool].line.remove(number)
 
-    def _settle(self, pool: CorePool, waiting: Waiting, result: Result) -> None:
-        pool.line.remove(waiting.number)
+    def _settle(self, waiting: Waiting, result: Result) -> None:
+        self.lines[waiting.ask.pool].line.remove(waiting.number)
         del self._waiting[waiting.number]
         self._settled.append(Settled(waiting.number, waiting.owner, result))
 
@@ -210,6 +203,16 @@ class Core:
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self.pools[pool].states() if pool in self.pools else {}
 
+    def learnt(self) -> list[Learnt]:
+        """Rates, to be remembered for the next start."""
+        return [one for pool in self.pools.values() for one in pool.learnt()]
+
+    def relearn(self, known: Iterable[Learnt]) -> None:
+        """What an earlier process learnt of the same endpoints."""
+        for one in known:
+            if (pool := self.pools.get(one.pool)) is not None:
+                pool.relearn(one)
+
     def tick(self, now: float) -> None:
         """Let go of guesses that have not come true, of peers that are silent, and of requests that have waited as long
         as they may."""
@@ -218,8 +221,10 @@ class Core:
             pool.index.expire(now)
             pool.index.sweep(SWEEP)
             pool.contexts.expire(now)
-            for waiting in pool.line.overdue(now):
-                self._settle(pool, waiting, Refused(False, pool.wait_s(now)))
+            pool.blend()
+        for line in self.lines.values():
+            for waiting in line.line.overdue(now):
+                self._settle(waiting, Refused(full=False, retry_s=line.wait_s()))
 
 
 def _keys(ask: Ask) -> Keys:

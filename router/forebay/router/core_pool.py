@@ -1,94 +1,26 @@
 """One pool as the core sees it (pure): its endpoints, what each holds, and what its requests showed."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import structs
 
 from forebay.router.contexts import Contexts
-from forebay.router.guesses import BLOCK, Guesses
-from forebay.router.health import OUT, RETURNING, WHOLE, Card, Condition, Misfit, Well
-from forebay.router.loads import Booking, Load, Share
-from forebay.router.placement import SLOW_SHARE, Option, Others, choose, weigh
-from forebay.router.prefix.blocks import Event, Removed, Stored
+from forebay.router.guesses import Guesses
+from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
+from forebay.router.loads import Booking, Share
+from forebay.router.member import Counts, Member
+from forebay.router.placement import SLOW_SHARE, Option, Others, add_others, weigh
+from forebay.router.prefix.blocks import Event, Removed, Stored, Tier
 from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
-from forebay.router.rates import Rates, begin_like, blended
-from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome, Role
-from forebay.router.waiting import START_S, Line, Waiting
+from forebay.router.rates import Learnt, Rates, alike, begin_like, blended, learnt, remembered
+from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome
 
 _NOTHING = Match(0, 0)
-COMING_S = 60.0  # over which arrivals are averaged
 CONTEXT_SMOOTHING = 0.02
+LIKELY_SHARE = 0.5  # chance that a session's context is where it was last although nothing says so
 MOVING_SHARE = 0.5  # of its prefill that a conversation pays when it goes elsewhere
-FRESH_S = 0.25  # what is known to be cached of a request that waits is looked up anew after this
-LOOKED = 16  # requests that wait which are weighed at a time, beside those that would go where there is room
-
-
-class Counts(Struct):
-    """What predictions were worth, since the start. Tokens are of requests whose engine said how many were cached."""
-
-    prompt_tokens: int = 0
-    predicted: int = 0
-    observed: int = 0
-    more: int = 0  # requests that found a block more than predicted
-    less: int = 0
-    placements: dict[str, int] = field(default_factory=dict)  # by reason
-
-    def placed(self, option: Option, most: int) -> None:
-        """`most`: tokens that the endpoint which holds most of this prompt holds."""
-        reason = "cold" if not most else "cached" if option.cached == most else "moved"
-        self.placements[reason] = self.placements.get(reason, 0) + 1
-
-    def compare(self, prompt_tokens: int, predicted: int, observed: int) -> None:
-        self.prompt_tokens += prompt_tokens
-        self.predicted += predicted
-        self.observed += observed
-        self.more += observed > predicted + BLOCK
-        self.less += observed < predicted - BLOCK
-
-
-class Member:
-    """One endpoint."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.condition = Condition(name)
-        self.following = Following.NONE
-        self.load = Load(name)
-        self.own = Rates()
-        self.rates = Rates()  # what to reckon with
-        self.gone = False  # its process has ended, and what it held with it
-        self.block = GRID  # tokens of a block of its cache
-        self.blocks = 0  # that it held at most
-        self._coming = 0.0
-        self._came_at = 0.0
-        self.full = False  # it has given up blocks for others: it holds no more than it did
-        self.draining = ""  # why it is sent nothing new
-        self.group = Group()
-        self.standing = WHOLE  # as in its condition; out while it is shut
-
-    def __repr__(self) -> str:
-        return f"<Member {self.name} {self.condition.health} [{self.load.in_flight} in flight, {self.following}]>"
-
-    def coming(self, now: float) -> float:
-        """Requests a second that were sent there lately."""
-        return self._coming * math.exp((self._came_at - now) / COMING_S)
-
-    def came(self, now: float) -> None:
-        self._coming = self.coming(now) + 1 / COMING_S
-        self._came_at = now
-
-    @property
-    def shut(self) -> bool:
-        """Sent nothing new, however well it is."""
-        return bool(self.draining) or self.group.role is not Role.UNIFIED
-
-    @property
-    def followed(self) -> bool:
-        """Whether events will tell what it holds."""
-        return self.following is Following.FOLLOWING
 
 
 class CorePool:
@@ -98,11 +30,9 @@ class CorePool:
         self.index = Index(weights, blocks_per_holder=blocks_per_holder)
         self.guesses = Guesses(self.index)
         self.contexts = Contexts()
-        self.line = Line()
         self._context = 0.0  # tokens of a prompt, on average
-        self.unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
-        self._weigh_at = 0.0  # when that may have changed
         self.rates = Rates()
+        self._told = Rates()  # those that the endpoints know of
         self.counts = Counts()
         self._turns = 0
         self._best = OUT  # the best standing there is
@@ -173,67 +103,42 @@ class CorePool:
     def held(self, keys: Keys) -> dict[str, Match]:
         return self.index.match(keys) if len(keys) else {}
 
-    def options(self, ask: Ask, held: Mapping[str, Match], now: float, *, everyone: bool = False) -> list[Option]:
-        return [
-            weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now, self._others(member, now))
+    def options(
+        self,
+        ask: Ask,
+        held: Mapping[str, Match],
+        now: float,
+        *,
+        ahead: Mapping[str, float] | None = None,
+        everyone: bool = False,
+    ) -> list[Option]:
+        """`ahead`: seconds of others that wait for each endpoint before this one."""
+        options = [
+            weigh(ask, member.load, member.rates, held.get(name, _NOTHING), now)
             for name, member in self.members.items()
             if everyone or (self.takes(member) and name not in ask.exclude)
         ]
-
-    # -- what waits
-
-    def consider(self, waiting: Waiting, now: float) -> list[Option]:
-        if now - waiting.held_at > FRESH_S:
-            waiting.held, waiting.held_at = self.held(waiting.keys), now
-        return self.options(waiting.ask, waiting.held, now)
-
-    def opens(self, name: str, now: float) -> bool:
-        """Whether the endpoint would start more work soon."""
-        member = self.members[name]
-        return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s <= START_S
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until what waits now will have begun, about."""
-        able = sum(map(self.opened, self.members.values()))
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
-
-    def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
-        """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
-        is to be booked before the next is asked for."""
-        able = [name for name, member in self.members.items() if self.takes(member)]
-        opened = {name for name in able if self.opens(name, now)}
-        if able and not opened - self.unwanted and now < self._weigh_at:
-            return
-        self._weigh_at = now + FRESH_S
-        self.unwanted = set()
-        ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
-        looked = 0
-        for waiting in self.line.ordered(now):
-            if looked >= LOOKED and waiting.home not in opened:
-                ahead[waiting.home] = ahead.get(waiting.home, 0.0) + waiting.prefill_s
-                continue
-            looked += 1
-            options = self.consider(waiting, now)
+        if ahead:
             for option in options:
                 option.queued_s += ahead[option.name]
                 option.seconds += ahead[option.name]
-            if not options:
-                yield waiting, options
-                continue
-            best = choose(options)
-            waiting.home, waiting.prefill_s = best.name, best.prefill_s
-            if best.name in opened and ahead[best.name] <= START_S:
-                yield waiting, options
-                if not self.opens(best.name, now):
-                    opened.discard(best.name)
-                if not opened:
-                    return
-            else:
-                ahead[best.name] += best.prefill_s
-        self.unwanted = opened
+        add_others(options, ask, lambda name: self._others(self.members[name], now))
+        if ask.session and not held:
+            self._advise(ask, options)
+        return options
+
+    def _advise(self, ask: Ask, options: Iterable[Option]) -> None:
+        """Nothing is known to be cached of a prompt whose session has been here: where it was last, more may be than is
+        known (keys that are guessed, events that were lost). That much is worth a part of the prefill, and no wait."""
+        context = self.contexts.named(ask.session)
+        for option in options:
+            if context is not None and option.name == context.endpoint:
+                share = min(1.0, context.tokens / max(1, ask.tokens))
+                option.seconds = max(0.0, option.seconds - LIKELY_SHARE * share * option.prefill_s)
 
     def _others(self, member: Member, now: float) -> Others:
-        moving_s = MOVING_SHARE * member.rates.effective(self._context, 0) * member.rates.prefill_s
+        rates = member.rates
+        moving_s = MOVING_SHARE * self._context * (1 + self._context / 2 * rates.context) * rates.prefill_s
         return Others(self._displacer(member, now), member.coming(now), moving_s)
 
     def _displacer(self, member: Member, now: float) -> Callable[[int], float] | None:
@@ -286,7 +191,7 @@ class CorePool:
             member.block = stored.block_size
             member.load.block = max(GRID, stored.block_size)
         member.blocks = max(member.blocks, self._blocks(member))
-        member.full = member.full or any(type(event) is Removed for event in events)
+        member.full = member.full or any(type(event) is Removed and event.tier is Tier.GPU for event in events)
 
     # -- what becomes of it
 
@@ -327,8 +232,31 @@ class CorePool:
             if decode:
                 assert outcome.decode_s is not None
                 rates.learn_decode((outcome.output or 0) - 1, outcome.decode_s)
-        for other in self.members.values():
-            other.rates = blended(other.own, self.rates)
+        if alike(self.rates, self._told):
+            member.rates = blended(member.own, self.rates)
+        else:
+            self.blend()
+
+    def blend(self) -> None:
+        """Let all endpoints know what was learnt at any."""
+        self._told = structs.replace(self.rates, fit=None)
+        for member in self.members.values():
+            member.rates = blended(member.own, self.rates)
+
+    def learnt(self) -> list[Learnt]:
+        known = [learnt(self.name, member.name, member.own) for member in self.members.values() if member.own.prefills]
+        return [learnt(self.name, "", self.rates), *known] if self.rates.prefills else known
+
+    def relearn(self, known: Learnt) -> None:
+        """Go on from what was learnt before this process began; nothing that was observed since is lost."""
+        rates, member = remembered(known), self.members.get(known.endpoint)
+        if rates is None:
+            return
+        if not known.endpoint and not self.rates.prefills:
+            self.rates = rates
+        elif member is not None and not member.own.prefills:
+            member.own = rates
+        self.blend()
 
     def _computed(self, booking: Booking, outcome: Outcome) -> tuple[float, int]:
         """Tokens of prefill as it was in the end, those loaded from slower tiers by their share; and tokens before

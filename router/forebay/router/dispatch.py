@@ -95,8 +95,8 @@ class Dispatch:
         if not self._waiters:
             return
         core, now = self.core, self.clock()
-        for name, pool in core.pools.items():
-            if pool.line:
+        for name, line in core.lines.items():
+            if line.line:
                 core.pump(name, now)
         for settled in core.settled():
             self._deliver(settled)
@@ -108,7 +108,7 @@ class Dispatch:
         if chosen is None:
             return Explanation(candidates)
         key = shortest_first(Waiting(0, 0, ask, now, now, prefill_s=chosen.prefill_s), now)
-        line = core.pools[ask.pool].line
+        line = core.lines[ask.pool].line
         return Explanation(candidates, sum(shortest_first(one, now) <= key for one in line))
 
     def _deliver(self, settled: Settled) -> None:

@@ -102,7 +102,7 @@ class RouterService:
     @property
     def waiting(self) -> dict[str, int]:
         """Requests that wait for an engine, by pool."""
-        return {name: len(pool.line) for name, pool in self.core.pools.items()}
+        return {name: len(line.line) for name, line in self.core.lines.items()}
 
     @property
     def followers(self) -> dict[tuple[str, str], Follower]:

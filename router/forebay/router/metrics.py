@@ -1,6 +1,6 @@
 """What the routers of this process know, as Prometheus asks for it. No tenant and no request is ever a label."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from prometheus_client import REGISTRY
@@ -8,7 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from forebay.router.core import Core
-from forebay.router.core_pool import CorePool, Member
+from forebay.router.core_line import CoreLine
+from forebay.router.core_pool import CorePool
+from forebay.router.member import Member
 from forebay.router.peers import Sharing
 from forebay.router.routing import Following, Health
 
@@ -25,6 +27,7 @@ class _Routers(Collector):
         pools = [(pool, clock()) for core, clock in self.cores.items() for pool in core.pools.values()]
         yield from _endpoints([(pool, member, now) for pool, now in pools for member in pool.members.values()])
         yield from _pools([pool for pool, _ in pools])
+        yield from _lines([line for core in self.cores for line in core.lines.values()])
         yield from _indexes([pool for pool, _ in pools])
         sharing = [core for core in self.cores if core.peers.contact.sharing is not Sharing.OFF]
         if sharing:
@@ -103,11 +106,7 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
         "forebay_cached_mismatches", "Requests that found a block more, or less, than predicted",
         labels=["pool", "direction"],
     )  # fmt: skip
-    waiting = GaugeMetricFamily(
-        "forebay_requests_waiting", "Requests that wait in the router until an engine has room", labels=["pool"]
-    )
     for pool in pools:
-        waiting.add_metric([pool.name], len(pool.line))
         counts = pool.counts
         for reason, count in tuple(counts.placements.items()):
             placements.add_metric([pool.name, reason], count)
@@ -116,7 +115,16 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
         cached.add_metric([pool.name, "observed"], counts.observed)
         missed.add_metric([pool.name, "more"], counts.more)
         missed.add_metric([pool.name, "less"], counts.less)
-    yield from (waiting, placements, prompt, cached, missed)
+    yield from (placements, prompt, cached, missed)
+
+
+def _lines(lines: Iterable[CoreLine]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "forebay_requests_waiting", "Requests that wait in the router until an engine has room", labels=["pool"]
+    )
+    for line in lines:
+        waiting.add_metric([line.pool.name], len(line.line))
+    yield waiting
 
 
 def _indexes(pools: list[CorePool]) -> Iterator[Metric]:

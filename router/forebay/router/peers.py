@@ -14,8 +14,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from forebay.router.core_pool import CorePool, Member
+from forebay.router.core_pool import CorePool
 from forebay.router.loads import NOTHING, Load, Share
+from forebay.router.member import Member
 
 log = logging.getLogger(__name__)
 

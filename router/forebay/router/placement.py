@@ -9,7 +9,8 @@ at its holder is worth more than to compute it elsewhere. A copy made to save a 
 pushes out; that price is what keeps conversations where they are.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -64,13 +65,8 @@ class Others(Struct, frozen=True):
         return DELAYED_SHARE * self.coming * (short * short / 2 + self.moving_s * (prefill_s - short))
 
 
-NOBODY = Others()
-
-
-def weigh(  # noqa: PLR0917 - in this order everywhere
-    ask: Ask, load: Load, rates: Rates, held: Match, now: float, others: Others = NOBODY
-) -> Option:
-    """An endpoint by its load, its rates, what it holds of the prompt, and who else uses it."""
+def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float) -> Option:
+    """An endpoint by its load, its rates, and what it holds of the prompt: what the request itself waits for."""
     # An engine uses whole blocks of its cache, and always computes the last token.
     cached = min(held.tokens, ask.tokens - 1) // load.block * load.block if held.tokens else 0
     slow = max(0, cached - held.fast)
@@ -79,20 +75,36 @@ def weigh(  # noqa: PLR0917 - in this order everywhere
     queued_s = load.queued(now, rates.prefill_s) * rates.prefill_s if load.prefill else 0.0
     prefill_s = rates.fixed_s + prefill * rates.prefill_s
     interference_s = ask.output * rates.decode_s * load.in_flight / FULL_BATCH
-    displaced_s = others.displace(fresh + ask.output) if others.displace is not None else 0.0
-    delayed_s = others.delayed_s(prefill_s)
     return Option(
         load.endpoint, cached, slow, prefill, queued_s, prefill_s, interference_s, load.in_flight, load.output,
-        load.turn, queued_s + prefill_s + interference_s + displaced_s + delayed_s, displaced_s, delayed_s,
+        load.turn, queued_s + prefill_s + interference_s,
     )  # fmt: skip
+
+
+def add_others(options: Iterable[Option], ask: Ask, others: Callable[[str], Others]) -> None:
+    """Add what it costs others, as far as it can matter: it is never less than nothing, so an endpoint where the
+    request alone waits longer than all of it costs elsewhere stays as it is."""
+    best = math.inf
+    for option in sorted(options, key=lambda one: one.seconds):
+        if option.seconds > _near(best):
+            return
+        there = others(option.name)
+        if there.displace is not None:
+            option.displaced_s = there.displace(ask.tokens - option.cached + ask.output)
+        option.delayed_s = there.delayed_s(option.prefill_s)
+        option.seconds += option.displaced_s + option.delayed_s
+        best = min(best, option.seconds)
+
+
+def _near(seconds: float) -> float:
+    return seconds + max(TIE_S, TIE_SHARE * seconds)
 
 
 def choose(options: Sequence[Option]) -> Option:
     """The least seconds; of near ties the one with the fewest requests, then the least to generate, then one that has
     most of the prompt (a short conversation on a fast engine stays together), then the one that was not chosen for
     longest. Raises `ValueError` without an option."""
-    least = min([option.seconds for option in options])
-    limit = least + max(TIE_S, TIE_SHARE * least)
+    limit = _near(min([option.seconds for option in options]))
     near = [option for option in options if option.seconds <= limit]
     if len(near) == 1:
         return near[0]

@@ -7,6 +7,8 @@ token lengthens its computing. All three are fitted together (fit.py): long prom
 fixed part, and neither spoils the other. Times between tokens are geometric means, which a few odd times move little.
 """
 
+import math
+
 from msgspec import Struct
 
 from forebay.router.fit import Fit
@@ -17,6 +19,7 @@ COLD_CONTEXT = 1 / 500_000  # of a token's time, for each token before it, where
 COLD_DECODE_S = 1 / 50  # seconds an output token, until a rate is learnt
 SMOOTHING = 0.05  # weight of a new observation; the first few weigh more
 BOUND = 4.0  # an observation counts as at most this many times what was expected, or as this part of it
+SAME = 0.01  # costs that differ by no more are the same
 POOLED = 20  # observations' worth of trust in the pool's rates: like replicas differ by noise, which must not decide
 
 
@@ -55,6 +58,43 @@ class Rates(Struct):
             return
         self.decode_s *= _moved(seconds / tokens / self.decode_s, self.decodes)
         self.decodes += 1
+
+
+class Learnt(Struct, frozen=True):
+    """What is to be remembered of one endpoint's rates beyond the end of this process; of the whole pool's, where
+    `endpoint` is empty."""
+
+    pool: str
+    endpoint: str
+    fixed_s: float
+    prefill_s: float
+    context: float
+    decode_s: float
+    prefills: int
+    decodes: int
+
+
+def learnt(pool: str, endpoint: str, rates: Rates) -> Learnt:
+    return Learnt(
+        pool, endpoint, rates.fixed_s, rates.prefill_s, rates.context, rates.decode_s, rates.prefills, rates.decodes
+    )
+
+
+def remembered(known: Learnt) -> Rates | None:
+    """Rates to go on from, trusted as much as a few observations. None for numbers that cannot be."""
+    costs = known.fixed_s, known.prefill_s, known.decode_s
+    if not all(0 < cost < math.inf for cost in costs) or not 0 <= known.context < math.inf:
+        return None
+    rates = Rates(*costs, context=known.context)
+    rates.prefills = min(max(0, known.prefills), POOLED)
+    rates.decodes = min(max(0, known.decodes), POOLED)
+    return rates
+
+
+def alike(one: Rates, other: Rates) -> bool:
+    """Whether it makes no difference which of the two is reckoned with."""
+    pairs = (one.fixed_s, other.fixed_s), (one.prefill_s, other.prefill_s), (one.decode_s, other.decode_s)
+    return all(abs(a - b) <= SAME * b for a, b in pairs) and abs(one.context - other.context) <= SAME * COLD_CONTEXT
 
 
 def begin_like(own: Rates, pool: Rates) -> None:

@@ -6,7 +6,7 @@ thousand blocks costs a few comparisons of arrays.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
@@ -30,38 +30,53 @@ class _Node:
 class Pin:
     """A running request's hold on the blocks of its prompt."""
 
-    __slots__ = ("end", "node")
+    __slots__ = ("node",)
 
-    def __init__(self, node: _Node, end: int) -> None:
+    def __init__(self, node: _Node) -> None:
         self.node = node
-        self.end = end  # blocks from the prompt's beginning
 
 
 class Cache:
-    """`capacity` in blocks. `changes` collects what was stored and given up since it was last taken."""
+    """`capacity` in blocks. `changes` collects what was stored and given up since it was last taken.
+
+    `size` and `reserved` together pass the capacity only where running requests do: by one prompt that is larger than
+    all of it, which its caller let in although there was no room.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.size = 0
-        self.pinned = 0  # blocks that running requests use
+        self.pinned = 0  # blocks of prompts that running requests use
+        self.reserved = 0  # blocks that running answers will fill, without a name yet
         self.changes: list[Change] = []
         self._root = _Node(np.empty(0, np.int64), None, 0.0, pins=1)
         self._idle: list[tuple[float, int, _Node]] = []  # leaves that may be given up, some of them no longer
         self._order = count()
 
     def __repr__(self) -> str:
-        return f"<Cache {self.size}/{self.capacity} blocks, {self.pinned} pinned>"
+        return f"<Cache {self.size}/{self.capacity} blocks, {self.pinned} pinned, {self.reserved} reserved>"
 
     def match(self, blocks: Blocks) -> int:
         """How many blocks of a prompt's beginning it has."""
         return self._walk(blocks)[1]
 
-    def room(self, blocks: int) -> bool:
-        """Whether so many blocks could be had by giving up what no running request uses."""
-        return self.pinned + blocks <= self.capacity
+    def room(self, blocks: Blocks, answer: int) -> bool:
+        """Whether a prompt and so many blocks of answer could be had by giving up what no running request uses."""
+        node, at = self._root, 0
+        while at < len(blocks) and (child := node.children.get(int(blocks[at]))) is not None and child.pins:
+            same = common(child.blocks, blocks[at:])
+            node, at = child, at + same
+            if same < len(child.blocks):
+                break
+        return self.pinned + self.reserved + len(blocks) - at + answer <= self.capacity
+
+    def reserve(self, blocks: int) -> None:
+        """Keep room for so many blocks of an answer; less than nothing gives it back."""
+        self.reserved += blocks
+        self._make_room(0)
 
     def pin(self, blocks: Blocks, now: float) -> Pin:
-        """Hold all blocks of a prompt, those it lacks included. To be asked for only where there is room."""
+        """Hold all blocks of a prompt, those it lacks included. To be asked for where there is room."""
         node, known = self._walk(blocks)
         node = self._cut(node, known)
         self._hold(node, 1)
@@ -74,7 +89,7 @@ class Cache:
             self.pinned += missing
             self.changes.append((fresh.blocks, int(blocks[known - 1]) if known else None, True))
             node = fresh
-        return Pin(node, len(blocks))
+        return Pin(node)
 
     def release(self, pin: Pin, now: float) -> None:
         """Let go: its blocks were used just now."""
@@ -84,12 +99,13 @@ class Cache:
             node.used = now
             node = node.parent
         self._offer(pin.node)
+        self._make_room(0)
 
     def _walk(self, blocks: Blocks) -> tuple[_Node, int]:
         """The node where the match ends, and how many blocks match."""
         node, at = self._root, 0
         while at < len(blocks) and (child := node.children.get(int(blocks[at]))) is not None:
-            same = _common(child.blocks, blocks[at:])
+            same = common(child.blocks, blocks[at:])
             node, at = child, at + same
             if same < len(child.blocks):
                 break
@@ -121,8 +137,8 @@ class Cache:
             heapq.heappush(self._idle, (node.used, next(self._order), node))
 
     def _make_room(self, blocks: int) -> None:
-        excess = self.size + blocks - self.capacity
-        while excess > 0:
+        excess = self.size + self.reserved + blocks - self.capacity
+        while excess > 0 and self._idle:
             used, _, node = heapq.heappop(self._idle)
             if node.pins or node.children or node.used != used or node.parent is None:
                 continue
@@ -147,37 +163,9 @@ def _ancestors(node: _Node) -> Iterator[_Node]:
         at = at.parent
 
 
-def _common(one: Blocks, other: Blocks) -> int:
+def common(one: Blocks, other: Blocks) -> int:
+    """How many blocks both begin with."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     at = int(differ.argmax()) if size else 0
     return at if size and differ[at] else size
-
-
-def clairvoyant(requests: Sequence[Blocks], capacity: int) -> list[int]:
-    """How many blocks of each prompt a single cache of `capacity` blocks finds that gives up what is wanted again
-    latest (Belady). An upper bound for any fleet whose caches together hold as much."""
-    following: dict[int, int] = {}
-    after: list[NDArray[np.int64]] = []
-    for number in range(len(requests) - 1, -1, -1):
-        names = requests[number].tolist()
-        after.append(np.array([following.get(name, 1 << 60) for name in names], np.int64))
-        following.update(dict.fromkeys(names, number))
-    after.reverse()
-    held: dict[int, int] = {}  # to the number of the request that wants it next
-    queue: list[tuple[int, int]] = []
-    found = []
-    for blocks, wanted in zip(requests, after, strict=True):
-        names, hits, run = blocks.tolist(), 0, True
-        for name in names:
-            run = run and name in held
-            hits += run
-        found.append(hits)
-        for name, when in zip(names, wanted.tolist(), strict=True):
-            held[name] = when
-            heapq.heappush(queue, (-when, name))
-        while len(held) > capacity:
-            when, name = heapq.heappop(queue)
-            if held.get(name) == -when:
-                del held[name]
-    return found

@@ -6,7 +6,8 @@ the real one would take. While a prompt is computed, each step takes a chunk of 
     step = chunk / prefill rate + answers · seconds an answer adds          (a prompt is being computed)
     step = step_s + answers · seconds an answer adds                        (none is)
 
-A token at position p takes (1 + p / attention) times the time of the first.
+A token at position p takes (1 + p / attention) times the time of the first. Prompts are computed one after the other, in
+the order in which they came; one begins when the cache has room for it and its answer.
 """
 
 import heapq
@@ -15,10 +16,11 @@ from itertools import count
 
 from msgspec import Struct
 
-from forebay.router.simulation.blocks import Cache, Pin
+from forebay.router.simulation.blocks import Cache, Change, Pin
 from forebay.router.simulation.workload import Turn
 
 _NEVER = float("inf")
+_SOON_S = 1e-6  # what is due within this is due: sums of floats are not exact
 
 
 class EngineSpec(Struct, frozen=True):
@@ -40,7 +42,7 @@ class EngineSpec(Struct, frozen=True):
 
 
 class Request(Struct, eq=False):
-    """One turn on its way. Times are of the simulation, in seconds."""
+    """One turn on its way. Times are of the simulation, in seconds. `offset`: see `workload.Instance`."""
 
     number: int
     conversation: str
@@ -53,24 +55,27 @@ class Request(Struct, eq=False):
     cached: int = 0  # tokens
     left_s: float = 0.0  # of prefill
     pin: Pin | None = None
+    offset: int = 0
 
 
 class Engine:
-    """`submit` and `advance` move it to a time; `next_at` says when something happens if nothing else does."""
+    """`submit` and `advance` move it to a time; `next_at` says when something happens if nothing else does. `news`
+    collects what its cache gave up, at once, and what it stored, once it is computed."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.cache = Cache(max(1, spec.capacity // spec.block))
         self.waiting: deque[Request] = deque()
         self.computing: Request | None = None
+        self.news: list[Change] = []
         self.version = 0  # changes with everything that moves `next_at`
         self.computed = 0  # tokens of prefill, so far
         self.busy_s = 0.0  # with prefill, so far
         self._answers: list[tuple[float, int, Request]] = []  # by the count of steps at which they end
         self._steps = 0.0  # tokens that each running answer has got so far
-        self._reserved = 0  # blocks for running answers
         self._now = 0.0
         self._order = count()
+        self._stored: list[Change] = []  # for the prompt that is being computed
 
     @property
     def in_flight(self) -> int:
@@ -84,7 +89,7 @@ class Engine:
         self.version += 1
 
     def advance(self, now: float) -> tuple[list[Request], list[Request]]:
-        """What began and what ended until `now`, at which at most one thing happens of each kind."""
+        """What began and what ended until `now`, which must not be after `next_at`."""
         began: list[Request] = []
         ended: list[Request] = []
         prefill, step_s = self._rates()
@@ -95,15 +100,12 @@ class Engine:
             self.busy_s += passed
         if self._answers:
             self._steps += passed / step_s
-        while self._answers and self._answers[0][0] <= self._steps + 1e-9:
+        while self._answers and (self._answers[0][0] - self._steps) * step_s <= _SOON_S:
             request = heapq.heappop(self._answers)[2]
             self._end(request, now)
             ended.append(request)
-        if self.computing is not None and self.computing.left_s <= 1e-9:
-            request, self.computing = self.computing, None
-            request.began_at = now
-            began.append(request)
-            heapq.heappush(self._answers, (self._steps + request.turn.output - 1, next(self._order), request))
+        if self.computing is not None and self.computing.left_s <= _SOON_S * prefill:
+            began.append(self._begin(self.computing, now))
         if began or ended:
             self._start(now)
         self.version += 1
@@ -127,26 +129,44 @@ class Engine:
         if self.computing is not None or not self.waiting:
             return
         request = self.waiting[0]
-        turn = request.turn
-        answer = -(-turn.output // self.spec.block)
-        if self._answers and not self.cache.room(len(turn.blocks) + self._reserved + answer):
-            return
+        turn, answer = request.turn, self._answer(request)
+        if self._answers and not self.cache.room(turn.blocks, answer):
+            return  # with nothing running it begins even where it has no room: a prompt larger than the cache
         self.waiting.popleft()
         request.cached = min(self.cache.match(turn.blocks) * self.spec.block, turn.tokens - 1)
         request.pin = self.cache.pin(turn.blocks, now)
-        self._reserved += answer
+        self.cache.reserve(answer)
+        for change in self._changes():
+            (self._stored if change[2] else self.news).append(change)
         request.left_s = self.spec.prefill_s(turn.tokens - request.cached, request.cached)
         self.computed += turn.tokens - request.cached
         self.computing = request
 
+    def _begin(self, request: Request, now: float) -> Request:
+        """Its first token."""
+        self.computing = None
+        request.began_at = now
+        self.news += self._stored
+        self._stored = []
+        heapq.heappush(self._answers, (self._steps + request.turn.output - 1, next(self._order), request))
+        return request
+
     def _end(self, request: Request, now: float) -> None:
         request.ended_at = now
         assert request.pin is not None
-        self._reserved -= -(-request.turn.output // self.spec.block)
+        self.cache.reserve(-self._answer(request))
         kept = request.turn.kept
-        if kept is not None and self.cache.room(len(kept) - len(request.turn.blocks)):
+        if kept is not None and self.cache.room(kept, 0):
             more = self.cache.pin(kept, now)
             self.cache.release(request.pin, now)
             request.pin = more
         self.cache.release(request.pin, now)
         request.pin = None
+        self.news += self._changes()
+
+    def _answer(self, request: Request) -> int:
+        return -(-request.turn.output // self.spec.block)
+
+    def _changes(self) -> list[Change]:
+        changes, self.cache.changes = self.cache.changes, []
+        return changes

@@ -13,7 +13,9 @@ from forebay.router.simulation.blocks import Cache, Change
 from forebay.router.simulation.engine import Engine, Request
 
 STICKY_MATCH, STICKY_PENALTY_S = 0.80, 18.0  # llm-d's prefix-cache-affinity-filter, its defaults
+CALIBRATED_AT = 8_192  # tokens of a prompt: llm-d's guides take the peak rate to be B / median TTFT of prompts of B
 TREE_MATCH, TREE_ABSOLUTE, TREE_RELATIVE = 0.3, 64, 1.5  # sglang-router's cache_aware, its defaults
+TREE_TOKENS = 1 << 24  # its tree of 67,108,864 characters, at four a token
 
 
 class Send(Protocol):
@@ -100,14 +102,17 @@ class StickyUntilSaturated(Immediate):
     """llm-d's default stack: those with at least 80 % of the prompt, unless the least predicted wait among them is 18 s
     above the least elsewhere; of those left, the least tokens in flight with this prompt's own."""
 
+    def __init__(self, engines: Sequence[Engine], send: Send, seed: int) -> None:
+        super().__init__(engines, send, seed)
+        self._peak = CALIBRATED_AT / engines[0].spec.prefill_s(CALIBRATED_AT, 0)
+
     def choose(self, request: Request) -> int:
         everyone = range(len(self.engines))
         cached = [self.cached(engine, request) for engine in everyone]
-        rate = self.engines[0].spec.prefill
         sticky = [engine for engine in everyone if cached[engine] >= STICKY_MATCH * request.turn.tokens]
         others = [engine for engine in everyone if engine not in sticky]
         if sticky and others:
-            penalty = (min(self.waiting[at] for at in sticky) - min(self.waiting[at] for at in others)) / rate
+            penalty = (min(self.waiting[at] for at in sticky) - min(self.waiting[at] for at in others)) / self._peak
             if penalty > STICKY_PENALTY_S:
                 sticky = []
         load = [self.waiting[engine] + request.turn.tokens - cached[engine] for engine in everyone]
@@ -120,7 +125,8 @@ class CacheAwareTree(Immediate):
 
     def __init__(self, engines: Sequence[Engine], send: Send, seed: int) -> None:
         super().__init__(engines, send, seed)
-        self._sent = [Cache(1 << 40) for _ in engines]  # it learns nothing of what engines give up
+        # It learns nothing of what engines give up; that its bound is by engine is to its advantage.
+        self._sent = [Cache(TREE_TOKENS // engines[0].spec.block) for _ in engines]
 
     def choose(self, request: Request) -> int:
         blocks = request.turn.blocks
@@ -129,12 +135,12 @@ class CacheAwareTree(Immediate):
         best = max(range(len(matched)), key=matched.__getitem__)
         if high - low > TREE_ABSOLUTE and high > TREE_RELATIVE * low:
             engine = self.least(self.in_flight)
-        elif len(blocks) and matched[best] / len(blocks) > TREE_MATCH:
+        elif matched[best] * self.engines[0].spec.block / request.turn.tokens > TREE_MATCH:
             engine = best
         else:
             engine = self.least(self.in_flight)
         tree = self._sent[engine]
-        tree.release(tree.pin(blocks, 0.0), 0.0)
+        tree.release(tree.pin(blocks, request.asked_at), request.asked_at)
         tree.changes.clear()
         return engine
 
