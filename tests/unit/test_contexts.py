@@ -261,7 +261,7 @@ def learn(chats: Chats, *, conversations: int = 3_000, returning: float = 0.7, s
 
 def test_longer_idle_is_no_likelier_to_return_and_chances_are_what_happened() -> None:
     chats = Chats()
-    learn(chats, conversations=1_500)
+    learn(chats, conversations=900)
     idle = [0, 1, 5, 15, 30, 60, 120, 300, 900, 1_700, 10_000]
     chances = [chats.chance(seconds) for seconds in idle]
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(chances))

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +53,7 @@ def test_nobody_waits_for_ever_while_others_come() -> None:
         line.remove(first.number)
         if not first.number:
             break
-    assert now == pytest.approx(11.5 / AGEING, abs=2)
+    assert now <= 11.5 / AGEING + 2
 
 
 def test_another_order_may_be_put_in_its_place() -> None:

@@ -2,8 +2,8 @@
 and how likely it is that it comes back.
 
 A context is known by its prompts alone: a turn's keys begin with those of the turn before. A session that a client
-names stands in where they do not (guessed prompts, histories that were rewritten). Nothing here holds anybody anywhere:
-it prices what a placement would push out of a cache.
+names stands in for prompts without keys. Nothing here holds anybody anywhere: it prices what a placement would push
+out of a cache.
 """
 
 import math
@@ -16,12 +16,13 @@ from forebay.router.prefix.keys import Keys
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
-_BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
+_BACK = 2_048  # keys of a prompt looked through for the end of an earlier turn: 64 Ki tokens
 _PRICED_S = 0.25  # a price is worked out anew after this
 _LOOKED = 32  # contexts looked at for what a placement pushes out
 _BUCKETS = 24  # of idle times, two to an octave: from a second to over an hour
 _PRIOR = 10.0  # observations' worth of belief that contexts return
 _ENOUGH = 4_096.0  # observations after which older ones count half
+_LEFT = 0.1  # of its chance to be wanted that a context keeps where it was before it went elsewhere
 HALF_UNKNOWN = 0.5  # chance that a context returns about which nothing is known
 
 
@@ -48,12 +49,16 @@ class Odds:
 
     def returned(self, idle_s: float) -> None:
         self._returned[_bucket(idle_s)] += 1
-        if sum(self._returned) > _ENOUGH:
-            self._returned = [count / 2 for count in self._returned]
-            self._gone /= 2
+        self._fade()
 
     def gone(self) -> None:
         self._gone += 1
+        self._fade()
+
+    def _fade(self) -> None:
+        if sum(self._returned) + self._gone > _ENOUGH:
+            self._returned = [count / 2 for count in self._returned]
+            self._gone /= 2
 
     def chance(self, idle_s: float) -> float:
         """That one idle for `idle_s` seconds will return."""
@@ -66,9 +71,10 @@ _Price = tuple[float, float, float]  # tokens; those of them that will be wanted
 
 
 class Resident:
-    """The contexts that were last at one endpoint, the least recently used first."""
+    """The contexts that an endpoint has had, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
         self.tokens = 0
         self.by_number: OrderedDict[int, tuple[Context, int]] = OrderedDict()
         self._priced_at = float("-inf")
@@ -76,13 +82,14 @@ class Resident:
 
     def prices(self, odds: Mapping[bool, "Odds"], now: float) -> "list[_Price]":
         """What giving up the least recently used costs, summed up from the first on; as of a moment ago."""
-        if now - self._priced_at > _PRICED_S:
+        if abs(now - self._priced_at) > _PRICED_S:
             self._priced_at = now
             self._prices = []
             tokens = wanted = behind = 0.0
             for context, held in self.by_number.values():
                 if not context.running:
                     share = held * odds[context.returns is True].chance(now - context.idle_at)
+                    share *= 1.0 if context.endpoint == self.endpoint else _LEFT
                     tokens, wanted, behind = tokens + held, wanted + share, behind + share * held
                     self._prices.append((tokens, wanted, behind))
                     if len(self._prices) >= _LOOKED:
@@ -127,12 +134,11 @@ class Contexts:
         return len(self._known)
 
     def find(self, keys: Keys, session: str = "") -> Context | None:
-        """The context that a prompt goes on with."""
-        if self._ends:
-            known = next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None)
-            if known is not None:
-                return known
-        return self.named(session)
+        """The context that a prompt goes on with; of one without keys, that of its session. Sub-agents carry their
+        root's session, so its name says nothing of one whose keys go on with no other."""
+        if not len(keys):
+            return self.named(session)
+        return next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None) if self._ends else None
 
     def named(self, session: str) -> Context | None:
         """The context that last went by that name."""
@@ -150,14 +156,13 @@ class Contexts:
         self._known.move_to_end(context.number)
         if context.end:
             self._ends.pop(context.end, None)
-        if session and context.session != session:
-            context.session = session
-            self._sessions[session] = context
+        if session:
+            self._rename(context, session)
         context.end = int(keys[-1]) if len(keys) else 0
         if context.end:
             self._ends[context.end] = context
         context.endpoint, context.tokens, context.running = endpoint, tokens, context.running + 1
-        self._residents.setdefault(endpoint, Resident()).use(context, tokens)
+        self._residents.setdefault(endpoint, Resident(endpoint)).use(context, tokens)
         return context
 
     def ended(self, number: int, endpoint: str, tokens: int, returns: bool | None, now: float) -> None:
@@ -172,8 +177,11 @@ class Contexts:
 
     def abandoned(self, number: int) -> None:
         """A request of it is over, and what it left behind is gone."""
-        if (context := self._known.get(number)) is not None:
-            context.running = max(0, context.running - 1)
+        context = self._known.get(number)
+        if context is not None and context.running > 1:
+            context.running -= 1
+        elif context is not None:
+            self._forget(context)
 
     def displaced(self, endpoint: str, tokens: float, now: float) -> tuple[float, float]:
         """Tokens of contexts that storing so many more in a full cache pushes out, each weighed by its chance to be
@@ -189,7 +197,10 @@ class Contexts:
                 break
             before = price
         else:
-            wanted, behind = before[1] + HALF_UNKNOWN * (tokens - before[0]), before[2]
+            many = len(resident.prices(self._odds, now)) >= _LOOKED  # those behind are taken to be alike
+            rest = tokens - before[0]
+            wanted = before[1] + rest * (before[1] / before[0] if many else HALF_UNKNOWN)
+            behind = before[2] * (1 + rest / before[0]) if many else before[2]
         return wanted, behind / wanted if wanted else 0.0
 
     def cleared(self, endpoint: str) -> None:
@@ -216,7 +227,16 @@ class Contexts:
 
     def _bound(self) -> None:
         if len(self._known) > self._most:
-            self._forget(next(iter(self._known.values())))
+            context = next(iter(self._known.values()))
+            if not context.running:
+                self._odds[context.returns is True].gone()
+            self._forget(context)
+
+    def _rename(self, context: Context, session: str) -> None:
+        if context.session != session and self._sessions.get(context.session) is context:
+            del self._sessions[context.session]
+        context.session = session
+        self._sessions[session] = context
 
     def _forget(self, context: Context) -> None:
         del self._known[context.number]

@@ -1,5 +1,7 @@
 """Which of the requests that wait in a pool go to an engine now (pure)."""
 
+import heapq
+import math
 from collections.abc import Iterator, Mapping
 
 from forebay.router.core_pool import CorePool
@@ -8,7 +10,7 @@ from forebay.router.waiting import START_S, Line, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # those that did not want an endpoint with room are asked again after this
-LOOKED = 16  # requests weighed at a time, beside those that would go where there is room
+LOOKED = 16  # requests weighed at a time: the first ones, and as many of those that were not for longest
 
 
 class CoreLine:
@@ -28,6 +30,14 @@ class CoreLine:
         if not 0 <= now - waiting.held_at <= MATCHED_S:
             waiting.held, waiting.held_at = self.pool.held(waiting.keys), now
         return self.pool.options(waiting.ask, waiting.held, now, ahead=ahead)
+
+    def _weighed(self, waiting: Waiting, now: float, ahead: Mapping[str, float]) -> list[Option]:
+        waiting.weighed_at = now
+        options = self.options(waiting, now, ahead)
+        if options:
+            best = choose(options)
+            waiting.home, waiting.prefill_s = best.name, best.prefill_s
+        return options
 
     def opens(self, name: str, now: float) -> bool:
         """Whether the endpoint would start more work soon."""
@@ -55,19 +65,24 @@ class CoreLine:
             return
         self._weigh_at = now + WEIGHED_S
         self._unwanted = set()
-        ahead = dict.fromkeys(pool.members, 0.0)  # seconds of what waits before, by where it would go
-        looked = 0
-        for waiting in self.line.ordered(now):
-            if looked >= LOOKED and waiting.home not in opened and waiting.home in ahead:
-                ahead[waiting.home] += waiting.prefill_s
+        ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
+        ordered = self.line.ordered(now)
+        looked = {one.number for one in ordered[:LOOKED]}
+        looked.update(one.number for one in heapq.nsmallest(LOOKED, ordered[LOOKED:], key=lambda one: one.weighed_at))
+        for waiting in ordered:
+            home = waiting.home
+            if waiting.number not in looked and home in ahead and home not in opened:
+                ahead[home] += waiting.prefill_s
                 continue
-            looked += 1
-            options = self.options(waiting, now, ahead)
+            options = self._weighed(waiting, now, ahead)
             if not options:
                 yield waiting, options
                 continue
             best = choose(options)
-            waiting.home, waiting.prefill_s = best.name, best.prefill_s
+            if waiting.held_at < now and best.name in opened and ahead[best.name] <= START_S:
+                waiting.held_at = -math.inf  # what it is sent there for must be there now
+                options = self._weighed(waiting, now, ahead)
+                best = choose(options)
             if best.name not in opened or ahead[best.name] > START_S:
                 ahead[best.name] += best.prefill_s
                 continue

@@ -4,10 +4,11 @@
 
 Each observation is taken relative to what was expected of it, so that a prompt of 100 tokens teaches as much as one of
 100,000; one that is far off counts as at most `BOUND` times too long or short. Older ones fade, the first ones quickly.
-What is not observed keeps its value, and costs stay above nothing. The normal equations are kept rather than their
+What is not observed keeps about its value, and costs stay above nothing. The normal equations are kept rather than their
 inverse (recursive least squares): with forgetting, that one loses its definiteness when inputs repeat, and runs away.
 """
 
+import math
 from collections.abc import Sequence
 
 BOUND = 4.0
@@ -37,7 +38,7 @@ class Fit:
 
     def learn(self, amounts: Sequence[float], seconds: float) -> None:
         expected = self.expected(amounts)
-        if expected <= 0 or seconds <= 0:
+        if not (0 < expected < math.inf and 0 < seconds < math.inf):
             return
         self.observations += 1
         keep = min(FORGET, self.observations / (self.observations + _EARLY))

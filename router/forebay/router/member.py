@@ -63,7 +63,7 @@ class Member:
 
     def coming(self, now: float) -> float:
         """Requests a second that were sent there lately."""
-        return self._coming * math.exp((self._came_at - now) / COMING_S)
+        return self._coming * math.exp(min(0.0, self._came_at - now) / COMING_S)
 
     def came(self, now: float) -> None:
         self._coming = self.coming(now) + 1 / COMING_S

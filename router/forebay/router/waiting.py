@@ -1,8 +1,8 @@
 """Requests that wait for an engine (pure): in the router, where their order and their place can still change.
 
 An engine gets work only when it will start it soon. What waits is ordered by a key, the lowest first: the seconds of
-prefill that a request is predicted to take where most of it is cached, less what it has waited so far. So short ones
-pass long ones, and nobody waits for ever.
+prefill that a request is predicted to take, less what it has waited so far. So short ones pass long ones, and nobody
+waits for ever.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from forebay.router.routing import Ask
 MOST = 4_096  # requests that wait in one pool
 MOST_BYTES = 128 << 20  # of their keys
 AGEING = 0.3  # seconds of prefill that a second of waiting is worth
+EVEN_S = 30.0  # after which the longest prompt counts as the shortest: it must begin while there is patience left
 START_S = 0.25  # an engine that is predicted to begin within this gets more work
 
 
@@ -32,6 +33,7 @@ class Waiting(Struct, eq=False):
     keys: Keys = NO_KEYS
     held: dict[str, Match] = {}
     held_at: float = float("-inf")
+    weighed_at: float = float("-inf")
     home: str = ""
     prefill_s: float = 0.0
 
@@ -40,7 +42,8 @@ Order = Callable[[Waiting, float], float]
 
 
 def shortest_first(waiting: Waiting, now: float) -> float:
-    return waiting.prefill_s - AGEING * (now - waiting.since)
+    waited = max(0.0, now - waiting.since)
+    return waiting.prefill_s * max(0.0, 1 - waited / EVEN_S) - AGEING * waited
 
 
 class Line:
