@@ -85,7 +85,7 @@ async def test_a_burst_through_one_front_door_sends_the_others_requests_elsewher
         AsyncExitStack() as stack,
     ):
         await acquainted(a, b)
-        a.service.routing.core.failed("main", "engine-1", "for the test", at_once=True)  # type: ignore[union-attr]
+        a.service.router.failed("main", "engine-1", "for the test", at_once=True)
         await streams(a, 6, stack)
         await eventually(lambda: one.scheduler.in_flight == 6)
         await eventually(lambda: load_of_peers(b)[0] == 6)

@@ -3,13 +3,16 @@ engine see of it."""
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from functools import partial
 from itertools import count
 from typing import Any
 
 import httpx
+from click.testing import CliRunner
 
+from forebay.platform.cli.explain import explain
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -68,6 +71,13 @@ async def metric(door: Door, name: str, *labels: str) -> float:
                if line.startswith(name) and all(label in line for label in labels))  # fmt: skip
 
 
+async def explained(door: Door, content: str) -> str:
+    """What `forebay explain` says of a request."""
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}]})
+    options = ["-", "--base-url", door.url, "--key", door.key]
+    return (await asyncio.to_thread(CliRunner().invoke, explain, options, input=body)).output
+
+
 async def test_requests_wait_in_the_router_and_are_answered_in_order_of_shortness(open_door: OpenDoor) -> None:
     async with EngineDouble(BUSY) as engine, open_door(engine) as door, long_prefill(door, engine) as long:
         answered: list[int] = []
@@ -78,11 +88,7 @@ async def test_requests_wait_in_the_router_and_are_answered_in_order_of_shortnes
         assert engine.scheduler.in_flight == 1
         assert (await door.http.get("/health")).json()["waiting"] == {"main": 3}
         assert await metric(door, "forebay_requests_waiting", 'pool="main"') == 3
-        explained = await door.http.post(
-            "/v1/explain/chat/completions",
-            json={"model": MODEL, "messages": [{"role": "user", "content": prompt(1_200)}]},
-        )
-        assert explained.json()["before"] == 2
+        assert "waiting before it: 2" in await explained(door, prompt(1_200))
         most = 0
         while not all(task.done() for task in tasks):
             most = max(most, engine.scheduler.in_flight)

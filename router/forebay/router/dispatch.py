@@ -77,7 +77,6 @@ class Dispatch:
         if waiter is not None:
             self.core.withdraw(number)
             self._left(waiter)
-            self.pump()
 
     def give_back(self, result: Result) -> None:
         """Nobody is there any more to use it."""
@@ -124,16 +123,13 @@ class Dispatch:
 
     def _left(self, waiter: _Waiter) -> None:
         _WAITED.labels(waiter.pool).observe(self.clock() - waiter.since)
-        if not self._waiters and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _pulse(self) -> None:
         self._timer = None
         try:
             self.pump()
         finally:
-            if self._waiters and self._timer is None:
+            if self._waiters:
                 self._timer = asyncio.get_running_loop().call_later(PUMP_S, self._pulse)
 
 

@@ -74,9 +74,15 @@ def together(own: Status, others: Mapping[str, Status | None]) -> tuple[bool, di
         "spool": _spools([status.body["spool"] for status in workers.values() if status] or [own.body["spool"]]),
         **({"waiting": waiting} if waiting is not None else {}),
         **({"load_sharing": sharing} if sharing else {}),
-        "router": {"status": router.body["status"] if router is not None else "away"},
+        "router": _router(router),
         "workers": {name: _worker(status) for name, status in workers.items()},
     }
+
+
+def _router(status: Status | None) -> dict[str, Any]:
+    """What is said of the front door as a whole is not said again."""
+    body = status.body if status is not None else {"status": "away"}
+    return {name: value for name, value in body.items() if name not in {"load_sharing", "waiting"}}
 
 
 def _worker(status: Status | None) -> dict[str, Any]:
