@@ -21,6 +21,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from forebay.platform.cli import plot
+from forebay.platform.cli.simulate import percentiles
 from forebay.platform.simulating import Result, Trial, simulate
 from forebay.router.core import Core
 from forebay.router.simulation.engine import Engine
@@ -44,7 +46,7 @@ SEEDS = (1, 2, 3)
 FIRST, STEP = 32_000.0, 0.8  # tokens a second where the search begins, and the next one tried after a stable one
 CLOSE = 1.02  # the rate that is found is at most so many times the one that was not stable
 KEYS = ("ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "reuse")
-LARGE_REPLICAS, LARGE_LIVE, LARGE_S = 64, 3000, (180.0, 300.0)
+LARGE_REPLICAS, LARGE_LIVE, LARGE_S = 64, 3000, (120.0, 180.0)
 
 
 def shape_for(workload: Workload, *, quick: bool) -> Shape:
@@ -80,15 +82,17 @@ def slowest(path: Path, workload: Workload, shape: Shape, seeds: Sequence[int]) 
     return fast
 
 
-def compare(path: Path, workload: Workload, seeds: Sequence[int], *, quick: bool) -> dict[str, Any]:
-    """All policies at every load, and the bounds."""
+def compare(
+    path: Path, workload: Workload, seeds: Sequence[int], *, quick: bool, plots: Path | None = None
+) -> dict[str, Any]:
+    """All policies at every load, and the bounds; with a plot of each load in the folder `plots`."""
     shape = shape_for(workload, quick=quick)
     print(
         f"\n==> {workload.name}: {len(workload.conversations):,} conversations, {workload.requests:,} requests; "
         f"{shape.replicas} replicas of {shape.capacity:,} tokens; {shape.until_s:,.0f} s, the first "
         f"{shape.warm_s:,.0f} s do not count; seeds {', '.join(map(str, seeds))}"
     )
-    crowd = "" if workload.timed else f", and at most {CROWD * shape.live:.0f}"
+    crowd = f", and at most {CROWD * shape.replicas}"
     print(
         "    Load 1.0 is the slowest prefill rate at which llm-d's policy is stable: requests without first token\n"
         f"    in the last third at most {STEADY} times those in the middle third and one a replica{crowd}; every seed.",
@@ -107,6 +111,11 @@ def compare(path: Path, workload: Workload, seeds: Sequence[int], *, quick: bool
     for load in LOADS:
         at = [one for one in results if one.trial.shape.prefill == rate / load]
         found["bounds"][f"{load:.2f}"] = _load(load, rate, at, found["policies"])
+        if plots is not None:
+            kind = workload.name.partition(".")[0]
+            series = {name: percentiles([one for one in at if one.trial.policy == name]) for name in POLICIES}
+            title = f"{kind}: requests by time to first token, load {load:.2f}"
+            (plots / f"routing-{kind}-{load * 100:.0f}.svg").write_text(plot.distributions(title, series))
     return found
 
 
@@ -240,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, help="any file of the formats in docs/simulate.md, instead of the usual")
     parser.add_argument("--quick", action="store_true", help="one seed, less time, no large fleet; noisy")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write a plot of each load there, as SVG")
     options = parser.parse_args()
     seeds = SEEDS[:1] if options.quick else SEEDS
     path = options.trace or AGENTS
@@ -250,10 +260,10 @@ def main() -> None:
         workload = read(path)
     except WorkloadError as error:
         sys.exit(str(error))
-    found = compare(path, workload, seeds, quick=options.quick)
+    found = compare(path, workload, seeds, quick=options.quick, plots=options.plots)
     if options.trace is None:
         for name, other in OTHERS.items():
-            found[name] = compare(other, read(other), seeds, quick=options.quick)
+            found[name] = compare(other, read(other), seeds, quick=options.quick, plots=options.plots)
         if not options.quick:
             found["large"] = large(workload, found["prefill_at_1"] / LOADS[0])
     found["replicas"], found["live"], found["seeds"] = REPLICAS, LIVE, list(seeds)

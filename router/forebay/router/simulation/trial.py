@@ -18,7 +18,7 @@ from forebay.router.simulation.workload import Workload, own
 POLICIES: dict[str, Make] = {"forebay": Forebay, **OTHERS}
 CHUNK, LONGEST_CHUNK_S = 2048, 0.35  # tokens of prefill in a step; fewer on an engine that would take longer for them
 STEADY = 1.25  # what waits in the last third may be so many times what waits in the middle third, and one per engine
-CROWD = 0.25  # of the conversations under way, that may wait: who waits asks for nothing else, so more do not follow
+CROWD = 3  # for each engine that may wait: agents that wait ask for nothing else, so a lost pool's queue stops growing
 
 
 class Shape(Struct, frozen=True):
@@ -53,13 +53,12 @@ class Figures(Struct, frozen=True):
     busy: float
     waited: tuple[float, float, float]
     replicas: int
-    live: float
     ttft_percentiles_s: list[float]  # the 0th to the 100th
 
     @property
     def steady(self) -> bool:
         """Whether no more wait at the end than in the middle, and few of all; see `STEADY` and `CROWD`."""
-        few = not self.live or self.waited[2] <= CROWD * self.live
+        few = self.waited[2] <= CROWD * self.replicas
         return few and not self.unbegun and self.waited[2] <= STEADY * self.waited[1] + self.replicas
 
 
@@ -108,7 +107,6 @@ def figures(run: Run, shape: Shape) -> Figures:
         busy=run.busy_s / shape.replicas / run.ended_at,
         waited=(_mean(thirds[0]), _mean(thirds[1]), _mean(thirds[2])),
         replicas=shape.replicas,
-        live=shape.live,
         ttft_percentiles_s=percentiles,
     )
 
