@@ -35,11 +35,11 @@ from forebay.router.routing import (
     Health,
     Outcome,
     Placed,
+    Reading,
     Refused,
     Result,
     Role,
     Router,
-    context_length,
 )
 from forebay.router.upstream import Client, Connection, UpstreamError, Wake
 
@@ -77,6 +77,7 @@ __all__ = [
     "Prompt",
     "Prompter",
     "Read",
+    "Reading",
     "Refusal",
     "Refused",
     "RemoteRouter",
@@ -104,7 +105,6 @@ __all__ = [
     "Wake",
     "Weights",
     "byte_read",
-    "context_length",
     "decode_usage",
     "dump",
     "frame",

@@ -3,7 +3,7 @@
 import asyncio
 
 from forebay.router.dispatch import Dispatch, Tell
-from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Result
+from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Reading, Result
 
 
 class _Clocked:
@@ -32,6 +32,9 @@ class _Clocked:
     def answered(self, pool: str, endpoint: str) -> None:
         self._core.answered(pool, endpoint, self._clock())
         self._dispatch.pump()
+
+    def reading(self, pool: str) -> Reading:
+        return self._core.reading(pool)
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self._core.states(pool)

@@ -8,15 +8,16 @@ out of a cache.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from forebay.router.prefix.keys import Keys
+from forebay.router.prefix.keys import GRID, Keys
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
-_BACK = 2_048  # keys of a prompt looked through for the end of an earlier turn: 64 Ki tokens
+_FEW = 64
+_BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 _PRICED_S = 0.25  # a price is worked out anew after this
 _LOOKED = 32  # contexts looked at for what a placement pushes out
 _BUCKETS = 24  # of idle times, two to an octave: from a second to over an hour
@@ -47,6 +48,7 @@ class Odds:
     def __init__(self) -> None:
         self._returned = [0.0] * _BUCKETS
         self._gone = 0.0
+        self._seen = 0.0
 
     def returned(self, idle_s: float) -> None:
         self._returned[_bucket(idle_s)] += 1
@@ -57,9 +59,11 @@ class Odds:
         self._fade()
 
     def _fade(self) -> None:
-        if sum(self._returned) + self._gone > _ENOUGH:
+        self._seen += 1
+        if self._seen > _ENOUGH:
             self._returned = [count / 2 for count in self._returned]
             self._gone /= 2
+            self._seen /= 2
 
     def chance(self, idle_s: float) -> float:
         """That one idle for `idle_s` seconds will return."""
@@ -134,11 +138,11 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, keys: Keys, session: str = "") -> Context | None:
+    def find(self, keys: Keys, session: str = "", *, cached: int = 0) -> Context | None:
         """The context that a prompt goes on with. That of its session stands in for a prompt without keys, and for a
         history that was rewritten behind the same beginning: sub-agents carry their root's session, and begin
-        otherwise."""
-        known = next(filter(None, map(self._ends.get, keys[: -_BACK - 1 : -1].tolist())), None) if self._ends else None
+        otherwise. `cached`: tokens of it that some endpoint has."""
+        known = next(filter(None, map(self._ends.get, _likely(keys, cached))), None) if self._ends else None
         if known is not None or not session:
             return known
         named = self.named(session)
@@ -148,9 +152,11 @@ class Contexts:
         """The context that last went by that name."""
         return self._sessions.get(session) if session else None
 
-    def placed(self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "") -> Context:
+    def placed(
+        self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "", cached: int = 0
+    ) -> Context:
         """A request with such a prompt was sent to `endpoint`: of a context that is known, or of a new one."""
-        context = self.find(keys, session)
+        context = self.find(keys, session, cached=cached)
         if context is None:
             self._next += 1
             context = self._known[self._next] = Context(self._next)
@@ -250,6 +256,14 @@ class Contexts:
             del self._sessions[context.session]
         for resident in self._residents.values():
             resident.drop(context.number)
+
+
+def _likely(keys: Keys, cached: int) -> Iterator[int]:
+    """Those with which an earlier turn may have ended: the last ones, since a turn is mostly short, and those where
+    what is cached ends, an answer's length before."""
+    yield from keys[: -_FEW - 1 : -1].tolist()
+    end = cached // GRID if cached else len(keys)
+    yield from keys[max(0, end - _BACK) : end + 1][::-1].tolist()
 
 
 def _bucket(idle_s: float) -> int:

@@ -15,7 +15,18 @@ from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.keys import Keys, Weights
 from forebay.router.rates import Learnt
-from forebay.router.routing import Ask, Candidate, EndpointState, Following, Group, Outcome, Placed, Refused, Result
+from forebay.router.routing import (
+    Ask,
+    Candidate,
+    EndpointState,
+    Following,
+    Group,
+    Outcome,
+    Placed,
+    Reading,
+    Refused,
+    Result,
+)
 from forebay.router.waiting import Waiting
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
@@ -199,6 +210,9 @@ class Core:
 
     def follows(self, pool: str, endpoint: str, following: Following) -> None:
         self.pools[pool].follows(endpoint, following)
+
+    def reading(self, pool: str) -> Reading:
+        return self.pools[pool].reading() if pool in self.pools else Reading()
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self.pools[pool].states() if pool in self.pools else {}

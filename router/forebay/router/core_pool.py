@@ -15,7 +15,7 @@ from forebay.router.prefix.index import Index, Match
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.sums import LARGEST
 from forebay.router.rates import Learnt, Rates, alike, begin_like, blended, learnt, remembered
-from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome
+from forebay.router.routing import Ask, EndpointState, Following, Group, Outcome, Reading, reading
 
 _NOTHING = Match(0, 0)
 CONTEXT_SMOOTHING = 0.02
@@ -170,12 +170,12 @@ class CorePool:
         member.came(now)
         self._context += (booking.tokens - self._context) * CONTEXT_SMOOTHING
         member.load.book(booking, now, member.rates.prefill_s)
-        self.counts.placed(option, max(one.cached for one in options))
+        most = max(one.cached for one in options)
+        self.counts.placed(option, most)
         self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
-        self._remember(booking, member, session, now)
-
-    def _remember(self, booking: Booking, member: Member, session: str, now: float) -> None:
-        context = self.contexts.placed(member.name, booking.tokens, booking.keys, now, session=session)
+        context = self.contexts.placed(
+            member.name, booking.tokens, booking.keys, now, session=session, cached=most
+        )
         booking.context = context.number
         if member.full:
             self.contexts.trim(member.name, member.blocks * member.block)
@@ -320,6 +320,9 @@ class CorePool:
         member = self.members.get(endpoint)
         if member is not None and member.following is not Following.UNDECODABLE:
             self.index.clear(endpoint)
+
+    def reading(self) -> Reading:
+        return reading([member.condition for member in self.members.values()])
 
     def states(self) -> dict[str, EndpointState]:
         return {

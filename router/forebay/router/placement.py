@@ -10,7 +10,8 @@ pushes out; that price is what keeps conversations where they are.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -81,11 +82,13 @@ def weigh(ask: Ask, load: Load, rates: Rates, held: Match, now: float) -> Option
     )  # fmt: skip
 
 
-def add_others(options: Iterable[Option], ask: Ask, others: Callable[[str], Others]) -> None:
+def add_others(options: Sequence[Option], ask: Ask, others: Callable[[str], Others]) -> None:
     """Add what it costs others, as far as it can matter: it is never less than nothing, so an endpoint where the
-    request alone waits longer than all of it costs elsewhere stays as it is."""
+    request alone waits longer than all of it costs elsewhere stays as it is, and so does the only one."""
+    if len(options) == 1:
+        return
     best = math.inf
-    for option in sorted(options, key=lambda one: one.seconds):
+    for option in sorted(options, key=_seconds):
         if option.seconds > _near(best):
             return
         there = others(option.name)
@@ -96,6 +99,9 @@ def add_others(options: Iterable[Option], ask: Ask, others: Callable[[str], Othe
         best = min(best, option.seconds)
 
 
+_seconds = attrgetter("seconds")
+
+
 def _near(seconds: float) -> float:
     return seconds + max(TIE_S, TIE_SHARE * seconds)
 
@@ -104,6 +110,8 @@ def choose(options: Sequence[Option]) -> Option:
     """The least seconds; of near ties the one with the fewest requests, then the least to generate, then one that has
     most of the prompt (a short conversation on a fast engine stays together), then the one that was not chosen for
     longest. Raises `ValueError` without an option."""
+    if len(options) == 1:
+        return options[0]
     limit = _near(min([option.seconds for option in options]))
     near = [option for option in options if option.seconds <= limit]
     if len(near) == 1:

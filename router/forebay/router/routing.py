@@ -154,6 +154,31 @@ class Outcome(Struct, frozen=True):
     returns: bool | None = None
 
 
+class Reading(Struct, frozen=True):
+    """`context_length`: tokens that every endpoint of a pool that told of its own can take; None where none has.
+    `lora`: the adapter that the pool serves, where it does."""
+
+    context_length: int | None = None
+    lora: str | None = None
+
+
+class _Told(Protocol):
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def lora(self) -> str | None: ...
+
+
+def reading(endpoints: Iterable[_Told]) -> Reading:
+    length: int | None = None
+    lora: str | None = None
+    for one in endpoints:
+        if one.max_model_len and (length is None or one.max_model_len < length):
+            length = one.max_model_len
+        lora = lora or one.lora
+    return Reading(length, lora)
+
+
 class Router(Protocol):
     """`place` and `explain` may wait for another process; the others only tell, and never raise."""
 
@@ -179,13 +204,12 @@ class Router(Protocol):
     def states(self, pool: str) -> dict[str, EndpointState]:
         """The endpoints of a pool by name, as last heard."""
 
+    def reading(self, pool: str) -> Reading:
+        """What the endpoints of a pool say that concerns its prompts."""
+
 
 def unplaced(role: Role) -> str:
     """Why nothing is placed on endpoints of a role; empty where requests are."""
     return "" if role is Role.UNIFIED else f"role {role} is not placed on yet"
 
 
-def context_length(states: Iterable[EndpointState]) -> int | None:
-    """Of a pool: what every endpoint that told of its own can take. None where none has."""
-    lengths = [state.max_model_len for state in states if state.max_model_len]
-    return min(lengths) if lengths else None

@@ -10,7 +10,6 @@ from forebay.platform.catalogue import Entry
 from forebay.platform.service import Service
 from forebay.platform.tenancy.auth import require
 from forebay.platform.tenancy.principal import Principal, Scope
-from forebay.router import context_length
 
 
 class ModelsController(Controller):
@@ -43,6 +42,6 @@ def _card(service: Service, entry: Entry, name: str) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": model.owned_by,
-        "max_model_len": model.context_length or context_length(service.router.states(entry.pool.name).values()),
+        "max_model_len": model.context_length or service.router.reading(entry.pool.name).context_length,
         **({"root": model.name} if name != model.name else {}),
     }

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,11 @@ from forebay.platform.readers import Readers
 from forebay.router import (
     Chat,
     Checkpoint,
-    EndpointState,
     Memory,
     Prompt,
     Prompter,
     Read,
+    Reading,
     Router,
     Rung,
     TemplateError,
@@ -34,7 +34,6 @@ from forebay.router import (
     TooLongError,
     Weights,
     byte_read,
-    context_length,
     ids_read,
     seeded,
 )
@@ -102,16 +101,15 @@ class Prompts:
         model, source = unread.entry.model.name, unread.source
         if source is None:
             return Prompt(max(1, unread.inference.size))
-        states = self._router.states(unread.entry.pool.name).values()
-        limit = _limit(unread.entry, states)
+        told = self._router.reading(unread.entry.pool.name)
+        limit = _limit(unread.entry, told)
         began = time.perf_counter()
         try:
             rung, read = await self._best(unread, source, limit - 1)  # an engine wants room for one token of its own
         except TooLongError as error:
             raise _too_long(unread.inference.api, limit, error.at_least) from None
         metrics.read(model, rung, read, time.perf_counter() - began)
-        lora = next((state.lora for state in states if state.lora), None)
-        keys = seeded(read.sums, self._weights.seed(lora=lora, salt=unread.salt))
+        keys = seeded(read.sums, self._weights.seed(lora=told.lora, salt=unread.salt))
         return Prompt(max(1, read.tokens), keys.astype("<u8", copy=False).tobytes(), rung, read.exact)
 
     async def _best(self, unread: Unread, source: ChatSource | TextSource, limit: int) -> tuple[Rung, Read]:
@@ -217,10 +215,10 @@ class _Conversation:
         )
 
 
-def _limit(entry: Entry, states: Iterable[EndpointState]) -> int:
+def _limit(entry: Entry, told: Reading) -> int:
     """Tokens of prompt and answer together."""
-    lengths = (entry.model.context_length, context_length(states))
-    return min((length for length in lengths if length), default=LONGEST)
+    own, engines = entry.model.context_length or LONGEST, told.context_length or LONGEST
+    return min(own, engines)
 
 
 def _unread(unread: Unread, error: Exception) -> None:

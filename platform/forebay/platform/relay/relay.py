@@ -88,7 +88,7 @@ class Relay:
         """Away from suspects as long as there is anybody else."""
         pool = wait.call.pool.name
         suspects = self._suspects.of(pool, _now(), again=bool(tried))
-        avoided = tuple(dict.fromkeys((*tried, *suspects)))
+        avoided = tuple(dict.fromkeys((*tried, *suspects))) if suspects else tried
         placed = await wait.place(avoided)
         if placed is None and len(avoided) > len(tried):
             placed = await wait.place(tried)

@@ -42,6 +42,8 @@ class Suspects:
 
     def of(self, pool: str, now: float, *, again: bool) -> tuple[str, ...]:
         """Those to keep away from with an attempt, the first one or `again`."""
+        if not self._known:
+            return ()
         return tuple(
             name
             for (of, name), suspect in self._known.items()

@@ -27,7 +27,7 @@ from forebay.router.remote.wire import (
     Waits,
     Withdraw,
 )
-from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Result
+from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Reading, Result, reading
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,9 @@ class RemoteRouter:
     def answered(self, pool: str, endpoint: str) -> None:
         if self._link is not None:
             self._link.tell(Answered(pool, endpoint))
+
+    def reading(self, pool: str) -> Reading:
+        return reading(self._states.get(pool, {}).values())
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self._states.get(pool, {})
