@@ -101,10 +101,12 @@ class Runs:
 
     def go_on(self, start: int, found: list[int]) -> None:
         """`found` says who has each key from number `start` on."""
+        at = 0
         for holders in dict.fromkeys(found):  # only where one is new can somebody be lost
             left = self.left & holders
             if left != self.left:
-                self._lose(start + found.index(holders), left)
+                at = found.index(holders, at)  # they come in this order
+                self._lose(start + at, left)
 
     def end(self, count: int) -> None:
         """There are no more than `count` keys."""
