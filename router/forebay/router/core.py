@@ -77,7 +77,8 @@ class Core:
             return None
         keys = _keys(ask)
         options = pool.weigh(ask, keys, now)
-        return self._book(pool, Waiting(0, owner, ask, now, now, keys), options, now) if options else None
+        waiting = Waiting(0, owner, ask, now, now, keys)
+        return self._book(pool, waiting, options, choose(options), now) if options else None
 
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
@@ -90,7 +91,8 @@ class Core:
             return waiting.number
         best = choose(options)
         if not line.line and line.opens(best.name, now):
-            self._settled.append(Settled(waiting.number, owner, self._book(line.pool, waiting, options, now)))
+            placed = self._book(line.pool, waiting, options, best, now)
+            self._settled.append(Settled(waiting.number, owner, placed))
         elif line.add(waiting, best):
             self._waiting[waiting.number] = waiting
             self.pump(ask.pool, now)
@@ -104,7 +106,7 @@ class Core:
         if line is None or not line.line:
             return
         for waiting, options in line.ready(now):
-            self._settle(waiting, self._book(line.pool, waiting, options, now) if options else None)
+            self._settle(waiting, self._book(line.pool, waiting, options, choose(options), now) if options else None)
 
     def settled(self) -> "list[Settled]":
         """What became of requests since this was last asked."""
@@ -121,9 +123,11 @@ class Core:
         del self._waiting[waiting.number]
         self._settled.append(Settled(waiting.number, waiting.owner, result))
 
-    def _book(self, pool: CorePool, waiting: Waiting, options: Sequence[Option], now: float) -> Placed:
-        """Place it on the best of `options`."""
-        ask, option = waiting.ask, choose(options)
+    def _book(
+        self, pool: CorePool, waiting: Waiting, options: Sequence[Option], option: Option, now: float
+    ) -> Placed:
+        """Place it where `option`, one of `options`, says."""
+        ask = waiting.ask
         self._next += 1
         booking = Booking(
             self._next, waiting.owner, ask.pool, option.name, option.prefill, ask.output, ask.stream,

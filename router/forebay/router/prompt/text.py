@@ -190,20 +190,23 @@ class TextMemory:
 
 def _keys(run: Run) -> bytes:
     """All keys up to the end of `run`."""
-    ends: list[End] = []
-    node: Run | None = run
-    while node is not None:
-        if node.value is not None:
-            ends.append(node.value)
-        node = node.parent
     parts: list[bytes] = []
-    passed = 0
-    for end in reversed(ends):
-        own = end.count // GRID - passed
-        if own:
-            parts.append(end.keys if len(end.keys) == _KEY * own else end.keys[-_KEY * own :])
-            passed += own
-    return b"".join(parts)
+    node: Run | None = run
+    after: End | None = None
+    while node is not None:
+        if (end := node.value) is not None:
+            if after is not None:
+                parts.append(_last(after.keys, after.count // GRID - end.count // GRID))
+            after = end
+        node = node.parent
+    if after is not None:
+        parts.append(_last(after.keys, after.count // GRID))
+    return b"".join(reversed(parts))
+
+
+def _last(keys: bytes, count: int) -> bytes:
+    size = _KEY * count
+    return keys if len(keys) == size else keys[len(keys) - size :]
 
 
 def _resume(known: Known, nodes: list[Run], ends: list[int], mark: int) -> Resume | None:
