@@ -18,17 +18,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
-from msgspec import structs
 
-from forebay.platform.local import probe, vllm
 from forebay.platform.local.paths import MODEL, Paths
-from forebay.platform.local.progress import Progress
-from forebay.platform.local.supervisor import Supervisor
 from forebay.platform.local.vllm import BLOCK
 from forebay.platform.stores import embedded
 from tests.bench.reuse import CACHED, PROMPT
 from tests.doubles.wire import counters
-from tests.e2e.engines import FIRST_PORT, Engine, Loop, state_with_engines
+from tests.e2e.engines import Engine, running_engine, state_with_engines
 from tests.processes import front_door
 
 ANSWER = 8  # tokens
@@ -147,24 +143,8 @@ async def _counted(client: httpx.AsyncClient, engines: list[Engine]) -> list[dic
 @contextmanager
 def _engines(blocks: int) -> Iterator[tuple[Paths, list[Engine]]]:
     with ExitStack() as stack:
-        paths = stack.enter_context(state_with_engines())
-        yield paths, [stack.enter_context(_engine(paths, index, blocks)) for index in range(2)]
-
-
-@contextmanager
-def _engine(paths: Paths, index: int, blocks: int) -> Iterator[Engine]:
-    (port,) = probe.free_ports(FIRST_PORT + index, 1)
-    replica = vllm.replica(paths, index, port)
-    part = vllm.part(paths, replica, index=index, kv_cache_gib=1)
-    part = structs.replace(part, argv=(*part.argv, "--num-gpu-blocks-override", str(blocks)))
-    loop = Loop()
-    supervisor = Supervisor(paths.logs, Progress())
-    try:
-        loop.call(supervisor.start(part))
-        yield Engine(replica.url, replica, supervisor)
-    finally:
-        loop.call(supervisor.stop())
-        loop.close()
+        paths, few = stack.enter_context(state_with_engines()), ("--num-gpu-blocks-override", str(blocks))
+        yield paths, [stack.enter_context(running_engine(paths, index, *few)) for index in range(2)]
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psutil
+from msgspec import structs
 
 from forebay.platform.config.load import load_config
 from forebay.platform.local import engines, probe, vllm, weights
@@ -84,10 +85,12 @@ class Loop:
 
 
 @contextmanager
-def running_engine(where: Paths, index: int) -> Iterator[Engine]:
+def running_engine(where: Paths, index: int, *further: str) -> Iterator[Engine]:
+    """`further`: arguments of the engine's command line."""
     (port,) = probe.free_ports(FIRST_PORT + index, 1)
     replica = vllm.replica(where, index, port)
     part = vllm.part(where, replica, index=index, kv_cache_gib=1)
+    part = structs.replace(part, argv=(*part.argv, *further))
     loop = Loop()
     supervisor = Supervisor(where.logs, Progress())
     try:
