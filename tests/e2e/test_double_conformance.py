@@ -293,35 +293,38 @@ async def test_the_answer_is_cached_for_the_next_turn_on_both(both: tuple[Engine
         assert cached > first["usage"]["prompt_tokens"] // 32 * 32
 
 
-async def aborted_stream(engine: Engine, path: str, body: dict[str, Any], after: int, *ids: str) -> list[Any]:
-    seen = b""
+async def aborted_stream(engine: Engine, path: str, body: dict[str, Any], choices: int, *ids: str) -> list[Any]:
+    """Aborted once each of the choices has begun: an engine knows the second prompt of a request later than the first."""
+    seen, aborted = b"", False
     sent = {"model": engine.model, **FIXED, **body, "stream": True, "stream_options": USAGE}
     async with engine.client.stream("POST", path, json=sent, headers={"x-request-id": "ab"}) as answer:
         async for piece in answer.aiter_raw():
-            if seen.count(b"data: ") < after <= (seen + piece).count(b"data: "):
-                await engine.client.post("/inference/v1/abort_requests", json={"request_ids": ids})
             seen += piece
+            begun = seen.count(b"data: ") >= 8 and all(b'"index":%d' % choice in seen for choice in range(choices))
+            if begun and not aborted:
+                aborted = True
+                await engine.client.post("/inference/v1/abort_requests", json={"request_ids": ids})
     return events(seen)
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "ids"),
+    ("path", "body", "choices", "ids"),
     [
-        (CHAT, {"messages": HI}, ["chatcmpl-ab"]),
-        (CHAT, {"messages": HI, "n": 2}, ["chatcmpl-ab"]),
-        (COMPLETION, {"prompt": ["The fox", "Once upon a time"]}, ["cmpl-ab-0", "cmpl-ab-1", "unknown"]),
+        (CHAT, {"messages": HI}, 1, ["chatcmpl-ab"]),
+        (CHAT, {"messages": HI, "n": 2}, 2, ["chatcmpl-ab"]),
+        (COMPLETION, {"prompt": ["The fox", "Once upon a time"]}, 2, ["cmpl-ab-0", "cmpl-ab-1", "unknown"]),
     ],
 )
 async def test_aborted_streams_end_alike(
-    both: tuple[Engine, Engine], path: str, body: dict[str, Any], ids: list[str]
+    both: tuple[Engine, Engine], path: str, body: dict[str, Any], choices: int, ids: list[str]
 ) -> None:
     ends = []
     for engine in both:
         before = await engine.counters()
-        seen = await aborted_stream(engine, path, {**body, "max_tokens": 150}, 8, *ids)
+        seen = await aborted_stream(engine, path, {**body, "max_tokens": 600}, choices, *ids)
         grown = growth(before, await engine.counters())
         assert seen[-2]["usage"]["completion_tokens"] == grown["vllm:generation_tokens_total"]
-        assert not any("request_success" in name for name in grown)
+        assert not {name: by for name, by in grown.items() if "request_success" in name}
         finished = [event for event in seen[:-1] if event["choices"] and event["choices"][0]["finish_reason"]]
         assert {event["choices"][0]["finish_reason"] for event in finished} == {"abort"}
         ends.append((sorted(map(repr, map(shape, finished))), shape(seen[-2]), seen[-1]))
