@@ -1,5 +1,5 @@
-"""Conversations as an engine's cache sees them (pure): where each one's context last was, how long it has been idle,
-and how likely it is that it comes back.
+"""Conversations of a pool (pure): where each one's context last was, how long it has been idle, and what it costs them
+to store more in an endpoint's cache.
 
 A context is known by its prompts alone: a turn's keys begin with those of the turn before. A session that a client
 names stands in for prompts without keys. Nothing here holds anybody anywhere: it prices what a placement would push
@@ -8,119 +8,17 @@ out of a cache.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from msgspec import Struct
-
+from forebay.router.odds import Odds
 from forebay.router.prefix.keys import GRID, Keys
+from forebay.router.residents import HALF_UNKNOWN, Context, Resident
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
 _FEW = 64
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
-_PRICED_S = 0.25  # a price is worked out anew after this
-_LOOKED = 32  # contexts looked at for what a placement pushes out
-_BUCKETS = 24  # of idle times, two to an octave: from a second to over an hour
-_PRIOR = 10.0  # observations' worth of belief that contexts return
-_ENOUGH = 4_096.0  # observations after which older ones count half
-_LEFT = 0.1  # of its chance to be wanted that a context keeps where it was before it went elsewhere
-HALF_UNKNOWN = 0.5  # chance that a context returns about which nothing is known
-
-
-class Context(Struct, eq=False):
-    """`tokens`: of its last prompt and answer. `idle_at`: when its last request ended; 0 while `running` some."""
-
-    number: int
-    tokens: int = 0
-    endpoint: str = ""
-    idle_at: float = 0.0
-    running: int = 0
-    returns: bool | None = None  # its last answer was a tool call
-    first: int = 0  # key of its last prompt
-    end: int = 0  # the last one
-    session: str = ""
-
-
-class Odds:
-    """Whether contexts that have been idle for so long come back. Learnt from those that did, and those that did not
-    within `GONE_S`."""
-
-    def __init__(self) -> None:
-        self._returned = [0.0] * _BUCKETS
-        self._gone = 0.0
-        self._seen = 0.0
-
-    def returned(self, idle_s: float) -> None:
-        self._returned[_bucket(idle_s)] += 1
-        self._fade()
-
-    def gone(self) -> None:
-        self._gone += 1
-        self._fade()
-
-    def _fade(self) -> None:
-        self._seen += 1
-        if self._seen > _ENOUGH:
-            self._returned = [count / 2 for count in self._returned]
-            self._gone /= 2
-            self._seen /= 2
-
-    def chance(self, idle_s: float) -> float:
-        """That one idle for `idle_s` seconds will return."""
-        at = _bucket(idle_s)
-        later = sum(self._returned[at:]) + _PRIOR * (1 - at / _BUCKETS)
-        return later / (later + self._gone + _PRIOR * 0.1)
-
-
-_Price = tuple[float, float, float]  # tokens; those of them that will be wanted; these times the context they lie in
-
-
-class Resident:
-    """The contexts that an endpoint has had, the least recently used first."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self.tokens = 0
-        self.by_number: OrderedDict[int, tuple[Context, int]] = OrderedDict()
-        self._priced_at = float("-inf")
-        self._prices: list[_Price] = []
-
-    def prices(self, odds: Mapping[bool, "Odds"], now: float) -> "list[_Price]":
-        """What giving up the least recently used costs, summed up from the first on; as of a moment ago."""
-        if abs(now - self._priced_at) > _PRICED_S:
-            self._priced_at = now
-            self._prices = []
-            tokens = wanted = behind = 0.0
-            for context, held in self.by_number.values():
-                if not context.running:
-                    share = held * odds[context.returns is True].chance(now - context.idle_at)
-                    share *= 1.0 if context.endpoint == self.endpoint else _LEFT
-                    tokens, wanted, behind = tokens + held, wanted + share, behind + share * held
-                    self._prices.append((tokens, wanted, behind))
-                    if len(self._prices) >= _LOOKED:
-                        break
-        return self._prices
-
-    def use(self, context: Context, tokens: int) -> None:
-        self.drop(context.number)
-        self.by_number[context.number] = context, tokens
-        self.tokens += tokens
-
-    def drop(self, number: int) -> None:
-        known = self.by_number.pop(number, None)
-        if known is not None:
-            self.tokens -= known[1]
-
-    def trim(self, capacity: float) -> None:
-        """Forget what cannot be there any more: the least recently used, down to `capacity` tokens."""
-        while self.tokens > capacity and len(self.by_number) > 1:
-            number, (context, tokens) = next(iter(self.by_number.items()))
-            excess = math.ceil(self.tokens - capacity)
-            if excess >= tokens:
-                self.drop(number)
-            else:
-                self.by_number[number] = context, tokens - excess
-                self.tokens -= excess
+INFLOW_S = 400.0  # over which what is stored is averaged
 
 
 class Contexts:
@@ -134,6 +32,9 @@ class Contexts:
         self._residents: dict[str, Resident] = {}
         self._odds = {False: Odds(), True: Odds()}  # by whether the last answer was a tool call
         self._next = 0
+        self._stored = 0.0  # tokens, the older the less
+        self._stored_at = 0.0
+        self._since: float | None = None
 
     def __len__(self) -> int:
         return len(self._known)
@@ -153,9 +54,12 @@ class Contexts:
         return self._sessions.get(session) if session else None
 
     def placed(
-        self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "", cached: int = 0
-    ) -> Context:
-        """A request with such a prompt was sent to `endpoint`: of a context that is known, or of a new one."""
+        self, endpoint: str, tokens: int, keys: Keys, now: float, *, session: str = "", cached: int = 0,
+        stored: int | None = None,
+    ) -> Context:  # fmt: skip
+        """A request with such a prompt was sent to `endpoint`: of a context that is known, or of a new one. `stored`:
+        tokens that the endpoint has not had yet, the answer's among them."""
+        self._stores(tokens if stored is None else stored, now)
         context = self.find(keys, session, cached=cached)
         if context is None:
             self._next += 1
@@ -194,24 +98,27 @@ class Contexts:
             self._forget(context)
 
     def displaced(self, endpoint: str, tokens: float, now: float) -> tuple[float, float]:
-        """Tokens of contexts that storing so many more in a full cache pushes out, each weighed by its chance to be
-        wanted again; and the context that the last of them lies behind, on average."""
+        """Tokens that conversations will want again and not find there, if so many more are stored in a full cache; and
+        how many tokens stand before one of them, on average."""
         resident = self._residents.get(endpoint)
         if resident is None:
             return HALF_UNKNOWN * tokens, 0.0
-        before = (0.0, 0.0, 0.0)
-        for price in resident.prices(self._odds, now):
-            if price[0] >= tokens:
-                part = (tokens - before[0]) / (price[0] - before[0])
-                wanted, behind = (one + part * (two - one) for one, two in zip(before[1:], price[1:], strict=True))
-                break
-            before = price
-        else:
-            many = len(resident.prices(self._odds, now)) >= _LOOKED  # those behind are taken to be alike
-            rest = tokens - before[0]
-            wanted = before[1] + rest * (before[1] / before[0] if many else HALF_UNKNOWN)
-            behind = before[2] * (1 + rest / before[0]) if many else before[2]
-        return wanted, behind / wanted if wanted else 0.0
+        return resident.displaced(tokens, self._odds, self.inflow(now), now)
+
+    def inflow(self, now: float) -> float:
+        """Tokens that an endpoint stores in a second, on average."""
+        if self._since is None:
+            return 1.0
+        over = INFLOW_S * -math.expm1(-max(1.0, now - self._since) / INFLOW_S)
+        faded = self._stored * math.exp(min(0.0, self._stored_at - now) / INFLOW_S)
+        return max(1.0, faded / over / max(1, len(self._residents)))
+
+    def _stores(self, tokens: int, now: float) -> None:
+        if self._since is None:
+            self._since = self._stored_at = now
+        self._stored *= math.exp(min(0.0, self._stored_at - now) / INFLOW_S)
+        self._stored += tokens
+        self._stored_at = now
 
     def cleared(self, endpoint: str) -> None:
         """It has nothing any more."""
@@ -264,7 +171,3 @@ def _likely(keys: Keys, cached: int) -> Iterator[int]:
     yield from keys[: -_FEW - 1 : -1].tolist()
     end = cached // GRID if cached else len(keys)
     yield from keys[max(0, end - _BACK) : end + 1][::-1].tolist()
-
-
-def _bucket(idle_s: float) -> int:
-    return min(_BUCKETS - 1, int(2 * math.log2(1 + max(0.0, idle_s))))

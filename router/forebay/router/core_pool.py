@@ -151,7 +151,7 @@ class CorePool:
             if tokens <= room:
                 return 0.0
             wanted, behind = self.contexts.displaced(member.name, tokens - room, now)
-            return member.rates.effective(wanted, behind) * member.rates.prefill_s
+            return wanted * (1 + behind * member.rates.context) * member.rates.prefill_s
 
         return displace
 
@@ -174,8 +174,9 @@ class CorePool:
         self.counts.placed(option, most)
         self.guesses.placed(booking, now, option.predicted_s, followed=member.followed and booking.exact)
         context = self.contexts.placed(
-            member.name, booking.tokens, booking.keys, now, session=session, cached=most
-        )
+            member.name, booking.tokens, booking.keys, now, session=session, cached=most,
+            stored=booking.tokens - booking.cached + booking.output,
+        )  # fmt: skip
         booking.context = context.number
         if member.full:
             self.contexts.trim(member.name, member.blocks * member.block)
