@@ -93,7 +93,7 @@ def test_a_prompt_that_ends_within_a_step(index: Index) -> None:
         assert index.match(KEYS[:end])["one"].tokens == end * 32
 
 
-class TestInSmallSteps(IndexMachine.TestCase):  # type: ignore[name-defined, misc]
+class TestInSmallSteps(IndexMachine.TestCase):  # type: ignore[valid-type, misc]
     """Most prompts of the machine are longer than a step, then."""
 
     patch: pytest.MonkeyPatch

@@ -93,15 +93,14 @@ class Runs:
 
     def go_on(self, start: int, step: Keys, changes: Changes, first: Table, others: Iterable[Table]) -> None:
         """`changes` are those of `first` in a `step` of keys, which begins with number `start`."""
-        left = self.left
-        for holders, at in changes.items():
-            if (rest := left & holders) != left:
-                key = int(step[at])
-                if any(table.get(key, 0) & left & ~rest for table in others):
+        for holders, at in changes.items():  # only where a set is new can somebody be lost
+            left = self.left & holders
+            if left != self.left:
+                key, lost = int(step[at]), self.left ^ left
+                if any(table.get(key, 0) & lost for table in others):
                     self._go_on_with(start, step, (first, *others))
                     return
-                left = rest
-        self._lose(start, changes)
+                self._end(start + at, left)
 
     def _go_on_with(self, start: int, step: Keys, tables: Iterable[Table]) -> None:
         """Somebody has in one table what it lacks in another."""
@@ -109,13 +108,8 @@ class Runs:
         found = [0] * len(keys)
         for table in tables:
             found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
-        self._lose(start, _firsts(found))
-
-    def _lose(self, start: int, changes: Changes) -> None:
-        for holders, at in changes.items():  # only where a set is new can somebody be lost
-            left = self.left & holders
-            if left != self.left:
-                self._end(start + at, left)
+        for holders, at in _firsts(found).items():
+            self._end(start + at, self.left & holders)
 
     def end(self, count: int) -> None:
         """There are no more than `count` keys."""
