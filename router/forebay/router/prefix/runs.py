@@ -97,9 +97,10 @@ class Runs:
             left = self.left & holders
             if left != self.left:
                 key, lost = int(step[at]), self.left ^ left
-                if any(table.get(key, 0) & lost for table in others):
-                    self._go_on_with(start, step, (first, *others))
-                    return
+                for table in others:
+                    if table.get(key, 0) & lost:
+                        self._go_on_with(start, step, (first, *others))
+                        return
                 self._end(start + at, left)
 
     def _go_on_with(self, start: int, step: Keys, tables: Iterable[Table]) -> None:
