@@ -75,6 +75,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 class Reader:
     """The front door's way of reading, without a front door."""
 
+    known = 0
     checkpoint = None
 
     def __init__(self, paths: Paths) -> None:

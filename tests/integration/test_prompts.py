@@ -103,6 +103,20 @@ async def test_a_growing_conversation_is_read_from_where_it_stopped(open_door: O
         assert counted["remembered"] > 2_000
 
 
+async def test_a_conversation_that_forks_often_at_one_message_is_read_as_if_it_never_had(
+    open_door: OpenDoor, tokenizer: str
+) -> None:
+    async with EngineDouble(UNASKED) as engine, open_door(engine, model={"tokenizer": tokenizer}) as door:
+        contents = [f"{number} {LONG[:700]}" for number in range(40)]
+        await door.http.post(CHAT, json=body(*contents, max_tokens=1))
+        for fork in range(4):
+            request = body(*contents[:30], f"fork {fork} {LONG[:300]}", max_tokens=1)
+            assert (await door.http.post(CHAT, json=request)).status_code == 200
+            alone = await door.new_key()
+            whole = await door.http.post(EXPLAIN, json=request, headers={"authorization": f"Bearer {alone}"})
+            assert whole.json()["prompt"] == (await explained(door, request))["prompt"]
+
+
 async def test_a_prompt_past_the_models_context_is_refused_here(open_door: OpenDoor, tokenizer: str) -> None:
     model = {"tokenizer": tokenizer, "contextLength": 300}
     async with EngineDouble(UNASKED) as engine, open_door(engine, model=model) as door:

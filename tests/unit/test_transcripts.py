@@ -74,6 +74,19 @@ def test_the_next_turn_is_known_up_to_its_last_checkpoint() -> None:
     assert nearest(known, b"other tools") is None
 
 
+def test_one_that_forks_again_at_the_same_message_goes_on_from_there() -> None:
+    transcripts = Transcripts(Memory(1 << 24, 1 << 24))
+    messages = [{"role": "user", "content": f"message {number}"} for number in range(9)]
+    remember(transcripts, "p", body(messages, {}, {}), every=3)
+    for fork, point in (("one", 3), ("another", 5)):
+        text = body([*messages[:5], {"role": "user", "content": fork}], {}, {})
+        known, _, source = read(transcripts, "p", text)
+        assert known is not None
+        assert known.prior.messages == 5
+        assert cast("Point", nearest(known, source.rendered)).conversation == messages[:point]
+        remember(transcripts, "p", text, every=5)
+
+
 def test_the_same_conversation_again_is_known_but_for_its_last_message() -> None:
     transcripts = Transcripts(Memory(1 << 24, 1 << 24))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

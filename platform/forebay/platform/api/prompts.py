@@ -188,6 +188,7 @@ class _Conversation:
         self._known = unread.known
         self._source = source
         self.rendered = unread.entry.model.name.encode() + source.rendered
+        self.known = self._known.prior.messages if self._known is not None else 0
         self.checkpoint: Checkpoint | None = None if self._known is None else nearest(self._known, self.rendered)
         self.size = len(unread.body)
         self._offset = 0  # in the body, of the messages behind the checkpoint

@@ -107,7 +107,7 @@ def _decode(api: str, text: bytes, body: bytes, prior: Prior | None) -> tuple[In
         inference = _generation(api, request, _forward(api, members, raw), len(body))
         return inference, _chat_source(members, raw, partial(layout, text, raw, body, None), None)
     found = layout(text, raw, body, prior)
-    messages = body[found.start : found.end] if found else None
+    messages = memoryview(body)[found.start : found.end] if found else None
     inference = _generation(api, request, _forward(api, members, raw, messages), len(body))
     return inference, _chat_source(members, raw, lambda: found, prior)
 
@@ -234,15 +234,17 @@ def _parse(body: bytes) -> dict[str, Any]:
     return members
 
 
-def _forward(api: str, members: dict[str, Any], raw: Mapping[str, Raw], messages: bytes | None = None) -> bytes:
-    """Cut out of the body, not encoded again: the same numbers and escapes, at a tenth of the cost."""
+def _forward(
+    api: str, members: dict[str, Any], raw: Mapping[str, Raw], messages: memoryview | None = None
+) -> bytes:
+    """Cut out of the body, not encoded again: the same numbers and escapes, at a tenth of the cost; and copied once."""
     names = _KNOWN[api] - fields.NOT_FORWARDED
-    kept = [
-        f'"{name}":'.encode() + (messages if name == "messages" and messages is not None else raw[name])
-        for name, value in members.items()
-        if value is not None and name in names
-    ]
-    return b"{" + b",".join(kept) + b"}"
+    parts: list[bytes | memoryview | Raw] = []
+    for name, value in members.items():
+        if value is not None and name in names:
+            parts += b"," if parts else b"", f'"{name}":'.encode()
+            parts.append(messages if name == "messages" and messages is not None else raw[name])
+    return b"".join((b"{", *parts, b"}"))
 
 
 def _check_names(api: str, members: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jiter
+import msgspec
 from msgspec import Struct
 
 from forebay.platform.api.layout import Prior, without
@@ -66,7 +67,7 @@ class Transcripts:
         return None
 
     def remember(self, project: str, known: Known | None, source: ChatSource, body: bytes, marks: Marks) -> None:
-        """The messages that follow what was known, and where reading may go on."""
+        """The messages that follow what was known, and where reading may go on, from the last message known on."""
         layout = source.layout
         if layout is None:
             return
@@ -74,6 +75,11 @@ class Transcripts:
             if known.node.value is None:  # given up meanwhile; the layout begins behind what was known
                 return
             start, told = known.node, known.node.value
+            if told.messages in marks.checkpoints:
+                marked = dict(told.checkpoints)
+                _mark(marked, marks.rendered, marks.checkpoints[told.messages])
+                told = msgspec.structs.replace(told, checkpoints=marked)
+                self._memory.put(start, told)
         else:
             told = Told(layout.start + 1)
             start = self._memory.insert(self._root(project), body[: told.head], told)

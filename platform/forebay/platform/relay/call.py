@@ -64,7 +64,7 @@ class Call(Struct, frozen=True):
             if adapter.continuous_usage:
                 members["stream_options"]["continuous_usage_stats"] = True
         members.update(adapter.fields(server, priority=spec.priority_scheduling))
-        body = msgspec.json.encode(members)[:-1] + b"," + self.inference.forward[1:]
+        body = b"".join((msgspec.json.encode(members)[:-1], b",", memoryview(self.inference.forward)[1:]))
         return endpoint.head(b"POST", _PATHS[self.inference.api], adapter.headers(server), len(body)), body
 
     def abort_order(self, endpoint: Endpoint) -> tuple[bytes, bytes] | None:

@@ -6,10 +6,11 @@ from typing import cast
 from msgspec import Struct
 
 from forebay.router.prefix.blocks import Change, Cleared, Event, Tier
-from forebay.router.prefix.claims import Claims, Table, bits, runs
+from forebay.router.prefix.claims import Claims, Table
 from forebay.router.prefix.holdings import Holding
 from forebay.router.prefix.keys import GRID, Keys, Weights
 from forebay.router.prefix.records import KEYED, SUM
+from forebay.router.prefix.runs import bits, runs
 from forebay.router.prefix.sizes import Counts, Sizes
 from forebay.router.prefix.speculation import Expected
 from forebay.router.prefix.sums import Sums

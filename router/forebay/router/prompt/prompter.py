@@ -56,9 +56,10 @@ class Read(Struct, frozen=True):
 
 
 class Conversation(Protocol):
-    """A chat request whose first messages may have been read before. `size`: characters, about, of what follows the
+    """A chat request whose first `known` messages were read before. `size`: characters, about, of what follows the
     checkpoint; of all that is rendered, where there is none."""
 
+    known: int
     checkpoint: Checkpoint | None
     size: int
 
@@ -119,7 +120,7 @@ class Prompter:
             found = rendered, known, -rendered.start
         rendered, known, shift = found
         pieces = await self._encoded(self._chats, known, limit, aside)
-        marks = _some(rendered.marks)
+        marks = _some(rendered.marks, conversation.known)
         counted = self._chats.remember(known, pieces, [mark.length + shift for mark in marks])
         checkpoints = {
             mark.messages: Checkpoint(mark, resume)
@@ -191,7 +192,12 @@ def byte_read(weights: Weights, data: bytes) -> Read:
     return Read(max(1, len(data) // 4), weights.extend(0, 0, ids)[1], exact=False)
 
 
-def _some(marks: Sequence[Mark]) -> list[Mark]:
-    """Those worth a checkpoint: conversations go on from their end, fork behind their beginning, are cut anywhere."""
+def _some(marks: Sequence[Mark], known: int) -> list[Mark]:
+    """Those worth a checkpoint: conversations go on from their end, fork behind their beginning, are cut anywhere; one
+    that leaves what is `known` behind so many messages may do so again."""
     last = len(marks) - _ENDS
-    return [mark for at, mark in enumerate(marks) if at < _ENDS or at >= last or at % _EVERY == 0]
+    return [
+        mark
+        for at, mark in enumerate(marks)
+        if at < _ENDS or at >= last or at % _EVERY == 0 or mark.messages == known
+    ]
