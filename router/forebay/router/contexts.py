@@ -17,6 +17,7 @@ from forebay.router.residents import HALF_UNKNOWN, Context, Resident
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
 _FEW = 64
+_TAIL = 3  # keys at a prompt's end that clients write anew with the next turn: a reminder, an open block
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 INFLOW_S = 400.0  # over which what is stored is averaged
 
@@ -27,7 +28,7 @@ class Contexts:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._known: OrderedDict[int, Context] = OrderedDict()  # the least recently used first
-        self._ends: dict[int, Context] = {}  # by the last key of the last prompt
+        self._ends: dict[int, Context] = {}  # by the last key of the last prompt, and by one a little before
         self._sessions: dict[str, Context] = {}
         self._residents: dict[str, Resident] = {}
         self._odds = {False: Odds(), True: Odds()}  # by whether the last answer was a tool call
@@ -43,7 +44,10 @@ class Contexts:
         """The context that a prompt goes on with. That of its session stands in for a prompt without keys, and for a
         history that was rewritten behind the same beginning: sub-agents carry their root's session, and begin
         otherwise. `cached`: tokens of it that some endpoint has."""
-        known = next(filter(None, map(self._ends.get, _likely(keys, cached))), None) if self._ends else None
+        size = len(keys) * GRID
+        ends = self._ends
+        among = ((key, ends[key]) for key in filter(ends.__contains__, _likely(keys, cached))) if ends else ()
+        known = next((one for key, one in among if one.end == key or _goes_on(one, size)), None)
         if known is not None or not session:
             return known
         named = self.named(session)
@@ -68,13 +72,13 @@ class Contexts:
         elif not context.running:
             self._odds[context.returns is True].returned(now - context.idle_at)
         self._known.move_to_end(context.number)
-        if context.end:
-            self._ends.pop(context.end, None)
+        self._unname(context)
         if session:
             self._rename(context, session)
         context.first, context.end = (int(keys[0]), int(keys[-1])) if len(keys) else (0, 0)
-        if context.end:
-            self._ends[context.end] = context
+        context.before = int(keys[-1 - _TAIL]) if len(keys) > _TAIL else 0
+        for key in filter(None, (context.before, context.end)):
+            self._ends[key] = context
         context.endpoint, context.tokens, context.running = endpoint, tokens, context.running + 1
         self._residents.setdefault(endpoint, Resident(endpoint)).use(context, tokens)
         return context
@@ -155,19 +159,30 @@ class Contexts:
         context.session = session
         self._sessions[session] = context
 
+    def _unname(self, context: Context) -> None:
+        for key in (context.before, context.end):
+            if self._ends.get(key) is context:
+                del self._ends[key]
+
     def _forget(self, context: Context) -> None:
         del self._known[context.number]
-        if self._ends.get(context.end) is context:
-            del self._ends[context.end]
+        self._unname(context)
         if self._sessions.get(context.session) is context:
             del self._sessions[context.session]
         for resident in self._residents.values():
             resident.drop(context.number)
 
 
+def _goes_on(context: Context, size: int) -> bool:
+    """Whether a prompt of `size` tokens, which begins as the context's last one but for its tail, is its next turn: that
+    holds the answer too. Prompts of one beginning that ask for different things are mostly no longer."""
+    return not context.running and size + GRID > context.tokens
+
+
 def _likely(keys: Keys, cached: int) -> Iterator[int]:
-    """Those with which an earlier turn may have ended: the last ones, since a turn is mostly short, and those where
-    what is cached ends, an answer's length before."""
+    """Those with which an earlier turn may have ended: the last ones, since a turn is mostly short; those where what is
+    cached ends, an answer's length before; and any other, of a conversation that no cache remembers."""
     yield from keys[: -_FEW - 1 : -1].tolist()
     end = cached // GRID if cached else len(keys)
     yield from keys[max(0, end - _BACK) : end + 1][::-1].tolist()
+    yield from keys[: -_FEW][::-1].tolist()

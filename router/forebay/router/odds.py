@@ -44,7 +44,7 @@ class Odds:
         if self._idle is None:
             later = np.cumsum((self._returned + _PRIOR / _BUCKETS)[::-1])[::-1]
             self._idle = np.append(later, 0.0) + self._gone + _PRIOR_GONE
-        found: Seconds = np.interp(_at(idle_s), np.arange(_BUCKETS + 1), self._idle)
+        found: Seconds = np.asarray(np.interp(_at(idle_s), np.arange(_BUCKETS + 1), self._idle))
         return found
 
 

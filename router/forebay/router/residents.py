@@ -37,6 +37,7 @@ class Context(Struct, eq=False):
     returns: bool | None = None  # its last answer was a tool call
     first: int = 0  # key of its last prompt
     end: int = 0  # the last one
+    before: int = 0  # one shortly before that
     session: str = ""
 
 
