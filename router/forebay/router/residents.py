@@ -26,6 +26,7 @@ _LOOKED = 64  # contexts that a price is worked out from: those there are, or so
 # be looked at without them, or they alone.
 _PLACES = np.arange(_LOOKED) + np.arange(_LOOKED) * 0.618 % 1
 _SIZES = np.array([1 << size for size in range(11, 21)], np.float64)  # tokens that a price is worked out for
+_EARLIER = np.append(_SIZES, [0.0, np.inf])  # and what a context goes by in any case, and now
 
 
 class Context(Struct, eq=False):
@@ -120,5 +121,6 @@ def _missed(
     odds: Odds, idle: NDArray[np.float64], goes: NDArray[np.float64], inflow: float
 ) -> NDArray[np.float64]:
     """By size stored and by context: the chance that it returns after it has gone, and before it would have gone."""
-    earlier = np.maximum(0.0, goes - _SIZES[:, None]) / inflow
-    return (odds.staying(idle + earlier) - odds.staying(idle + goes / inflow)) / odds.staying(idle)
+    stay = odds.staying(idle + np.maximum(0.0, goes - _EARLIER[:, None]) / inflow)
+    missed: NDArray[np.float64] = (stay[:-2] - stay[-2]) / stay[-1]
+    return missed
