@@ -50,4 +50,5 @@ class Odds:
 
 def _at(idle_s: "Seconds | float") -> Seconds:
     """The bucket of a pause, and how far into it."""
-    return np.minimum(_BUCKETS - 0.001, 2 * np.log2(1 + np.maximum(0.0, idle_s)))
+    at: Seconds = np.minimum(_BUCKETS - 0.001, 2 * np.log2(1 + np.maximum(0.0, idle_s)))
+    return at

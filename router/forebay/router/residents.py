@@ -11,7 +11,6 @@ So what is about to go in any case costs little to push out, however likely it i
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from itertools import islice
 
 import numpy as np
 from msgspec import Struct
@@ -22,8 +21,12 @@ from forebay.router.odds import Odds
 HALF_UNKNOWN = 0.5  # chance to be wanted of what nothing is known about
 RUNNING = 2.0  # what one in use counts, against one that is idle (found by simulation)
 _PRICED_S = 0.5  # a price is worked out anew after this
-_LOOKED = 64  # contexts that a price is worked out from: those there are, or every so manieth
+_LOOKED = 64  # contexts that a price is worked out from: those there are, or so many among them
+# Their places, in steps of as many contexts: at even distances, conversations that take turns with their helpers would
+# be looked at without them, or they alone.
+_PLACES = np.arange(_LOOKED) + np.arange(_LOOKED) * 0.618 % 1
 _SIZES = np.array([1 << size for size in range(11, 21)], np.float64)  # tokens that a price is worked out for
+_EARLIER = np.append(_SIZES, [0.0, np.inf])  # and what a context goes by in any case, and now
 
 
 class Context(Struct, eq=False):
@@ -89,23 +92,25 @@ class Resident:
         return wanted, float(np.interp(tokens, _SIZES, self._behind))
 
     def _price(self, odds: Mapping[bool, Odds], inflow: float, now: float) -> None:
-        every = max(1, -(-len(self.by_number) // _LOOKED))
-        some = list(islice(self.by_number.values(), 0, None, every))
+        some = list(self.by_number.values())
+        if len(some) > _LOOKED:
+            some = [some[at] for at in (_PLACES * (len(some) / _LOOKED)).astype(int).tolist()]
         # What is in use will be idle, and then the most recently used; whether it returns is not known before it ends.
         some = [one for one in some if not one[0].running] + [one for one in some if one[0].running]
         held = np.array([tokens for _, tokens in some], np.float64)
+        each = self.tokens / max(1.0, held.sum())  # one stands for so many of its size
         running = np.array([one.running > 0 for one, _ in some], bool)
         idle = np.maximum(0.0, now - np.array([one.idle_at for one, _ in some], np.float64))
         idle[running] = 0.0
         # Of what a cache holds beyond them nothing is known: it is older, and taken to be wanted by half.
         unknown = max(0.0, self.capacity - self.tokens) if self.capacity < math.inf else 0.0
-        goes = unknown + every * (np.cumsum(held) - held / 2)  # tokens stored until each goes
+        goes = unknown + each * (np.cumsum(held) - held / 2)  # tokens stored until each goes
         wanted, behind = HALF_UNKNOWN * np.minimum(_SIZES, unknown), np.zeros(len(_SIZES))
         here = np.array([one.endpoint == self.endpoint for one, _ in some], bool)  # the others return elsewhere
         calls = np.array([one.returns is True for one, _ in some], bool) | running
         for called, chances in odds.items():
             pick = here & (calls == called)
-            missed = every * held[pick] * _missed(chances, idle[pick], goes[pick], inflow)
+            missed = each * held[pick] * _missed(chances, idle[pick], goes[pick], inflow)
             missed[:, running[pick]] *= RUNNING
             wanted += missed.sum(axis=1)
             behind += (missed * held[pick] / 2).sum(axis=1)
@@ -117,5 +122,6 @@ def _missed(
     odds: Odds, idle: NDArray[np.float64], goes: NDArray[np.float64], inflow: float
 ) -> NDArray[np.float64]:
     """By size stored and by context: the chance that it returns after it has gone, and before it would have gone."""
-    earlier = np.maximum(0.0, goes - _SIZES[:, None]) / inflow
-    return (odds.staying(idle + earlier) - odds.staying(idle + goes / inflow)) / odds.staying(idle)
+    stay = odds.staying(idle + np.maximum(0.0, goes - _EARLIER[:, None]) / inflow)
+    missed: NDArray[np.float64] = (stay[:-2] - stay[-2]) / stay[-1]
+    return missed
