@@ -209,7 +209,6 @@ def test_an_endpoint_that_lost_everything_is_as_one_that_was_sent_nothing() -> N
     assert chats.turn("a", ("one", 10_000), ("more", 40)) == number  # the conversation goes on all the same
 
 
-@pytest.mark.xfail(strict=True, reason="a context that is over is forgotten, and its tokens become unknown ones")
 def test_a_conversation_does_not_become_dear_by_being_over() -> None:
     chats = Chats()
     chats.fresh("a", 100_000)

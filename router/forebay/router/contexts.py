@@ -144,6 +144,8 @@ class Contexts:
                 return
             else:
                 self._odds[context.returns is True].gone()
+                for resident in self._residents.values():
+                    resident.finish(context.number)
                 self._forget(context)
 
     def _bound(self) -> None:

@@ -50,6 +50,7 @@ class Resident:
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.tokens = 0
+        self.over = 0  # those of conversations that are over and have been forgotten
         self.capacity = math.inf  # tokens, as far as is known
         self.by_number: OrderedDict[int, tuple[Context, int]] = OrderedDict()
         self._priced_at = -math.inf
@@ -66,9 +67,16 @@ class Resident:
         if known is not None:
             self.tokens -= known[1]
 
+    def finish(self, number: int) -> None:
+        """It is over: what it left lies there until it goes, and nobody wants it."""
+        before = self.tokens
+        self.drop(number)
+        self.over += before - self.tokens
+
     def trim(self, capacity: float) -> None:
         """Forget what cannot be there any more: the least recently used, down to `capacity` tokens."""
         self.capacity = capacity
+        self.over = max(0, min(self.over, int(capacity - self.tokens)))
         while self.tokens > capacity and len(self.by_number) > 1:
             number, (context, tokens) = next(iter(self.by_number.items()))
             excess = math.ceil(self.tokens - capacity)
@@ -103,8 +111,8 @@ class Resident:
         idle = np.maximum(0.0, now - np.array([one.idle_at for one, _ in some], np.float64))
         idle[running] = 0.0
         # Of what a cache holds beyond them nothing is known: it is older, and taken to be wanted by half.
-        unknown = max(0.0, self.capacity - self.tokens) if self.capacity < math.inf else 0.0
-        goes = unknown + each * (np.cumsum(held) - held / 2)  # tokens stored until each goes
+        unknown = max(0.0, self.capacity - self.tokens - self.over) if self.capacity < math.inf else 0.0
+        goes = unknown + self.over + each * (np.cumsum(held) - held / 2)  # tokens stored until each goes
         wanted, behind = HALF_UNKNOWN * np.minimum(_SIZES, unknown), np.zeros(len(_SIZES))
         here = np.array([one.endpoint == self.endpoint for one, _ in some], bool)  # the others return elsewhere
         calls = np.array([one.returns is True for one, _ in some], bool) | running
