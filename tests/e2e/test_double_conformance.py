@@ -294,7 +294,7 @@ async def test_the_answer_is_cached_for_the_next_turn_on_both(both: tuple[Engine
 
 
 async def aborted_stream(engine: Engine, path: str, body: dict[str, Any], choices: int, *ids: str) -> list[Any]:
-    """Aborted once each of the choices has begun: an engine knows the second prompt of a request later than the first."""
+    """Aborted once each of the choices has begun: an engine knows a request's second prompt later than its first."""
     seen, aborted = b"", False
     sent = {"model": engine.model, **FIXED, **body, "stream": True, "stream_options": USAGE}
     async with engine.client.stream("POST", path, json=sent, headers={"x-request-id": "ab"}) as answer:

@@ -106,12 +106,14 @@ def _show(answer: dict[str, Any]) -> None:
     if before := answer.get("before"):
         click.echo(f"waiting before it: {before}")
     groups = [_group(one["group"]) for one in answer["candidates"]]
-    table = Table(*_COLUMNS, *(["group"] if any(groups) else []), box=None)
-    for one, group in zip(answer["candidates"], groups, strict=True):
+    others = [one["displaced_s"] + one["delayed_s"] for one in answer["candidates"]]
+    further = (["costs others s"] if any(others) else []) + (["group"] if any(groups) else [])
+    table = Table(*_COLUMNS, *further, box=None)
+    for one, group, other in zip(answer["candidates"], groups, others, strict=True):
         mark = "chosen" if one["chosen"] else "" if one["available"] else one["reason"]
         table.add_row(
             one["endpoint"], str(one["cached"]), str(one["cached_slow"]), str(one["in_flight"]),
             f"{one['queued_s']:.3f}", f"{one['prefill_s']:.3f}", f"{one['predicted_s']:.3f}", mark,
-            *([group] if any(groups) else []),
+            *([f"{other:.3f}"] if any(others) else []), *([group] if any(groups) else []),
         )  # fmt: skip
     show.wide().print(table)

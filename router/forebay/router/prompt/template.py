@@ -69,11 +69,6 @@ class Template:
         except _BROKEN as error:
             raise TemplateError(f"the chat template does not compile: {_said(error)}") from None
 
-    @property
-    def incremental(self) -> bool:
-        """Whether renderings may have marks."""
-        return self._plan is not None
-
     def render(self, chat: Chat, now: datetime, *, marked: bool = True) -> Rendered:
         """`now` is what the template is told if it asks for the date: local time, as engines have it. Not `marked`: the
         text alone, for a third of the time. Raises `TemplateError`."""
