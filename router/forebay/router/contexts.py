@@ -176,7 +176,7 @@ class Contexts:
 
 
 def _goes_on(context: Context, size: int) -> bool:
-    """Whether a prompt of `size` tokens, which begins as the context's last one but for its tail, is its next turn: that
+    """Whether a prompt of `size` tokens, which begins as the context's last one but for its tail, is its next turn: it
     holds the answer too. Prompts of one beginning that ask for different things are mostly no longer."""
     return not context.running and size + GRID > context.tokens
 
