@@ -88,6 +88,17 @@ def test_what_is_only_expected() -> None:
     assert found(index) == {"two": 2 * STEP, "three": 3 * STEP}
 
 
+def test_prompts_that_part_within_a_step(index: Index) -> None:
+    parted = prompt(1, STEP + STEP // 2) + prompt(2, 2 * STEP)
+    index.apply("one", [stored(parted)])
+    for tokens in (LONG, parted, LONG):
+        assert index.match(keys(tokens))["one"].tokens == len(tokens)
+    gone = STEP // 16 + 5
+    index.apply("one", [Removed([hashes(LONG, 16)[gone]])] * 2)  # both prompts stored it
+    for tokens in (LONG, parted):
+        assert index.match(keys(tokens))["one"].tokens == gone * 16 - 16
+
+
 def test_a_prompt_that_ends_within_a_step(index: Index) -> None:
     for end in (1, runs.STEP - 1, runs.STEP, runs.STEP + 1):
         assert index.match(KEYS[:end])["one"].tokens == end * 32

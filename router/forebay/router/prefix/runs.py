@@ -71,6 +71,8 @@ def _changes(table: Table, step: Keys) -> Changes:
     found = list(map(table.get, keys, repeat(0)))
     changes = _firsts(found)
     if len(keys) == STEP and 0 not in changes and len(changes) <= _MOST:
+        for before in {id(one): one for one in found if type(one) is _Kept}.values():
+            before.seen.holds = False  # of a prompt that parts from this one within the step: its values are replaced
         seen = _Seen(last, changes)
         kept = {holders: _Kept(holders) for holders in changes}
         for each in kept.values():
