@@ -33,6 +33,26 @@ def test_what_came_between_two_turns_may_be_long(result: int) -> None:
     assert chats.turn("a", ("system", 3_000), ("question", 77), ("answer", 300), ("result", result)) == number
 
 
+def test_a_conversation_is_known_although_its_last_words_were_written_anew() -> None:
+    """As agents do with a reminder at the end."""
+    chats = Chats()
+    number = chats.turn("a", ("history", 9_600), ("reminder", 64), answer=300)
+    assert chats.turn("a", ("history", 9_600), ("answer", 300), ("result", 900), ("reminder", 64)) == number
+
+
+def test_what_only_begins_alike_and_is_no_longer_is_another_conversation() -> None:
+    chats = Chats()
+    number = chats.turn("a", ("history", 9_600), ("one question", 64), answer=300)
+    assert chats.turn("a", ("history", 9_600), ("another", 64), answer=300) != number
+
+
+def test_a_conversation_that_no_cache_remembers_is_known_by_any_earlier_end() -> None:
+    chats = Chats()
+    number = chats.turn("a", ("system", 3_000), ("question", 72))
+    turn = [("system", 3_000), ("question", 72), ("answer", 300), ("result", 90_000)]
+    assert chats.turn("a", *turn) == number
+
+
 def test_it_may_be_longer_where_something_is_cached() -> None:
     table = Table("a")
     turn = [("system", 3_000), ("question", 77)]
