@@ -8,7 +8,6 @@ out of a cache.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from forebay.router.odds import Odds
 from forebay.router.prefix.keys import GRID, Keys
@@ -16,7 +15,6 @@ from forebay.router.residents import HALF_UNKNOWN, Context, Resident
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
-_FEW = 64
 _TAIL = 3  # keys at a prompt's end that clients write anew with the next turn: a reminder, an open block
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 INFLOW_S = 400.0  # over which what is stored is averaged
@@ -46,8 +44,8 @@ class Contexts:
         otherwise. `cached`: tokens of it that some endpoint has."""
         size = len(keys) * GRID
         ends = self._ends
-        among = ((key, ends[key]) for key in filter(ends.__contains__, _likely(keys, cached))) if ends else ()
-        known = next((one for key, one in among if one.end == key or _goes_on(one, size)), None)
+        among = filter(ends.__contains__, _likely(keys, cached)) if ends else ()
+        known = next((ends[key] for key in among if ends[key].end == key or _goes_on(ends[key], size)), None)
         if known is not None or not session:
             return known
         named = self.named(session)
@@ -181,10 +179,9 @@ def _goes_on(context: Context, size: int) -> bool:
     return not context.running and size + GRID > context.tokens
 
 
-def _likely(keys: Keys, cached: int) -> Iterator[int]:
-    """Those with which an earlier turn may have ended: the last ones, since a turn is mostly short; those where what is
-    cached ends, an answer's length before; and any other, of a conversation that no cache remembers."""
-    yield from keys[: -_FEW - 1 : -1].tolist()
-    end = cached // GRID if cached else len(keys)
-    yield from keys[max(0, end - _BACK) : end + 1][::-1].tolist()
-    yield from keys[: -_FEW][::-1].tolist()
+def _likely(keys: Keys, cached: int) -> list[int]:
+    """Those with which an earlier turn may have ended, the last first: an answer's length before what is cached ends,
+    or anywhere behind it, of a conversation that no cache remembers."""
+    end = cached // GRID if cached else 0
+    found: list[int] = keys[max(0, end - _BACK) :][::-1].tolist()
+    return found
