@@ -78,7 +78,9 @@ class Contexts:
         for key in filter(None, (context.before, context.end)):
             self._ends[key] = context
         context.endpoint, context.tokens, context.running = endpoint, tokens, context.running + 1
-        self._residents.setdefault(endpoint, Resident(endpoint)).use(context, tokens)
+        if (resident := self._residents.get(endpoint)) is None:
+            resident = self._residents[endpoint] = Resident(endpoint)
+        resident.use(context, tokens)
         return context
 
     def ended(self, number: int, endpoint: str, tokens: int, returns: bool | None, now: float) -> None:

@@ -19,10 +19,15 @@ class Arrival(Struct):
     first: int = 0
 
 
-def recorded(workload: Workload) -> list[Arrival]:
-    """Of a workload that says when each conversation begins."""
+def recorded(workload: Workload, *, jitter_s: float = 0.0, seed: int = 0) -> list[Arrival]:
+    """Of a workload that says when each conversation begins: then, or up to `jitter_s` before or after."""
+    rng = random.Random(seed)  # noqa: S311 - repeatable
     return [
-        Arrival((one.begins_s or 0.0) + one.turns[0].pause_s, Instance(one.name, one)) for one in workload.conversations
+        Arrival(
+            max(0.0, (one.begins_s or 0.0) + rng.uniform(-jitter_s, jitter_s)) + one.turns[0].pause_s,
+            Instance(one.name, one),
+        )
+        for one in workload.conversations
     ]
 
 

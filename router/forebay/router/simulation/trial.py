@@ -18,13 +18,13 @@ from forebay.router.simulation.workload import Workload, own
 POLICIES: dict[str, Make] = {"forebay": Forebay, **OTHERS}
 CHUNK, LONGEST_CHUNK_S = 2048, 0.35  # tokens of prefill in a step; fewer on an engine that would take longer for them
 STEADY = 1.25  # what waits in the last third may be so many times what waits in the middle third, and one per engine
-CROWD = 3  # for each engine that may wait: agents that wait ask for nothing else, so a lost pool's queue stops growing
+CROWD = 2  # for each engine that may wait in any third: what waits longer finds its context pushed out by others
 
 
 class Shape(Struct, frozen=True):
     """A pool and what comes to it. `prefill`: tokens a second of each engine. `capacity`: tokens of each one's cache.
-    `live`: conversations under way on average, for workloads without times. What is asked from `warm_s` to `until_s`
-    counts."""
+    `live`: conversations under way on average, for workloads without times; of those with times, each beginning is
+    moved by up to `jitter_s` seconds. What is asked from `warm_s` to `until_s` counts."""
 
     replicas: int
     prefill: float
@@ -32,6 +32,7 @@ class Shape(Struct, frozen=True):
     live: float
     warm_s: float
     until_s: float
+    jitter_s: float = 0.0
 
     def engine(self, block: int) -> EngineSpec:
         chunk = min(CHUNK, max(block, round(self.prefill * LONGEST_CHUNK_S)))
@@ -57,8 +58,8 @@ class Figures(Struct, frozen=True):
 
     @property
     def steady(self) -> bool:
-        """Whether no more wait at the end than in the middle, and few of all; see `STEADY` and `CROWD`."""
-        few = self.waited[2] <= CROWD * self.replicas
+        """Whether no more wait at the end than in the middle, and few at any time; see `STEADY` and `CROWD`."""
+        few = max(self.waited) <= CROWD * self.replicas
         return few and not self.unbegun and self.waited[2] <= STEADY * self.waited[1] + self.replicas
 
 
@@ -76,7 +77,7 @@ class UnservedError(Exception):
 
 def come(workload: Workload, shape: Shape, seed: int) -> list[Arrival]:
     if workload.timed:
-        return recorded(workload)
+        return recorded(workload, jitter_s=shape.jitter_s, seed=seed)
     return arrivals(workload, live=shape.live, until=shape.until_s + GRACE_S, seed=seed)
 
 
