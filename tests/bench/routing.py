@@ -94,8 +94,8 @@ def compare(
         f"{shape.warm_s:,.0f} s do not count; seeds {', '.join(map(str, seeds))}"
     )
     print(
-        "    Load 1.0 is the slowest prefill rate at which llm-d's policy is stable: requests without first token at\n"
-        f"    most {CROWD} a replica in each third, in the last {STEADY} times the middle and one a replica; every seed.",
+        "    Load 1.0 is the slowest prefill rate at which llm-d's policy is stable: requests without first token\n"
+        f"    at most {CROWD} a replica in each third, in the last {STEADY} times the middle and one a replica.",
         flush=True,
     )
     rate = slowest(path, workload, shape, seeds)

@@ -9,8 +9,8 @@ from forebay.router.placement import Option, choose
 from forebay.router.waiting import START_S, Line, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
-WEIGHED_S = 0.25  # those that did not want an endpoint with room are asked again after this
-LOOKED = 16  # requests weighed at a time: the first ones, and as many of those that were not for longest
+WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
+LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
 
 
 class CoreLine:
@@ -20,6 +20,7 @@ class CoreLine:
         self.pool = pool
         self.line = Line()
         self._unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
+        self._able: list[str] = []  # endpoints that were asked last
         self._weigh_at = 0.0  # when that may have changed
 
     def __repr__(self) -> str:
@@ -61,14 +62,16 @@ class CoreLine:
         pool = self.pool
         able = [name for name, member in pool.members.items() if pool.takes(member)]
         opened = {name for name in able if self.opens(name, now)}
-        if able and not opened - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
+        changed, self._able = able != self._able, able
+        if able and not changed and not opened - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
             return
         self._weigh_at = now + WEIGHED_S
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
         ordered = self.line.ordered(now)
-        looked = {one.number for one in ordered[:LOOKED]}
-        looked.update(one.number for one in heapq.nsmallest(LOOKED, ordered[LOOKED:], key=lambda one: one.weighed_at))
+        stale = [one for one in ordered if changed or not 0 <= now - one.weighed_at < WEIGHED_S]
+        looked = {one.number for one in stale[:LOOKED]}
+        looked.update(one.number for one in heapq.nsmallest(LOOKED, stale[LOOKED:], key=lambda one: one.weighed_at))
         for waiting in ordered:
             home = waiting.home
             if waiting.number not in looked and home in ahead and home not in opened:

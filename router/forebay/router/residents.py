@@ -11,6 +11,7 @@ So what is about to go in any case costs little to push out, however likely it i
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from zlib import crc32
 
 import numpy as np
 from msgspec import Struct
@@ -20,7 +21,7 @@ from forebay.router.odds import Odds
 
 HALF_UNKNOWN = 0.5  # chance to be wanted of what nothing is known about
 RUNNING = 2.0  # what one in use counts, against one that is idle (found by simulation)
-_PRICED_S = 0.5  # a price is worked out anew after this
+_PRICED_S = 0.5  # a price is worked out anew after about this
 _LOOKED = 64  # contexts that a price is worked out from: those there are, or so many among them
 # Their places, in steps of as many contexts: at even distances, conversations that take turns with their helpers would
 # be looked at without them, or they alone.
@@ -54,6 +55,7 @@ class Resident:
         self.capacity = math.inf  # tokens, as far as is known
         self.by_number: OrderedDict[int, tuple[Context, int]] = OrderedDict()
         self._priced_at = -math.inf
+        self._stays_s = _PRICED_S * (0.75 + crc32(endpoint.encode()) / (1 << 33))  # not all of a pool at one moment
         self._wanted = np.zeros(len(_SIZES))
         self._behind = np.zeros(len(_SIZES))
 
@@ -91,7 +93,7 @@ class Resident:
     ) -> tuple[float, float]:
         """Tokens that are wanted again and will not be found if so many more are stored, where `inflow` are every
         second in any case; and how many tokens stand before one of them, on average."""
-        if abs(now - self._priced_at) > _PRICED_S:
+        if abs(now - self._priced_at) > self._stays_s:
             self._priced_at = now
             self._price(odds, inflow, now)
         if tokens <= _SIZES[0]:
