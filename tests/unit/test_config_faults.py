@@ -107,8 +107,8 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
          "kvEventsPort has no effect; set kvEventsPort, or remove the key"),
         (FOUND % "service: e, engine: openai, dataParallelRanks: 2", "f:2: pools[0].discovery.kubernetes.dataParallelRanks: "
          "engine openai cannot be told a data-parallel rank"),
-        ("pools: [{name: p, discovery: {}}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery.kubernetes: is "
-         "missing; write a mapping with keys such as service, port"),
+        ("pools: [{name: p, discovery: {}}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery: "
+         "names no way to find engines; write kubernetes with keys such as service, port, or local: {}"),
         # warnings
         (FOUND % "service: e, kvEventsPort: events", "f:2: warning: pools[0].discovery.kubernetes.kvEventsPort: without "
          "kvReplayPort, what was cached before"),
