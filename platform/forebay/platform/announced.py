@@ -119,10 +119,12 @@ def read(path: Path) -> Announced:
     if path.is_symlink():
         raise ValueError("is a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("is no regular file")
-        body = file.read(MOST_BYTES + 1)
+        body = os.read(descriptor, MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(body) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES} bytes")
     return understood(body, path.name.removesuffix(SUFFIX))

@@ -2,7 +2,9 @@
 
 import os
 
-from forebay.platform.config.model import Config, Endpoint
+import msgspec
+
+from forebay.platform.config.model import Announced, Config, Endpoint
 from forebay.router import EndpointSpec, Group, Role
 
 
@@ -34,6 +36,13 @@ def ranks_of(endpoint: Endpoint, served_model: str) -> list[EndpointSpec]:
         )
         for rank in range(ranks)
     ]
+
+
+def announced_ranks(engine: Announced, instance: str, served_model: str) -> list[EndpointSpec]:
+    """The same of an engine that announced itself."""
+    draining = "its file says drain" if engine.drain else ""
+    ranks = ranks_of(engine, served_model)
+    return [msgspec.structs.replace(spec, instance=instance, draining=draining) for spec in ranks]
 
 
 def _of_rank(address: str | None, rank: int) -> str | None:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-import msgspec
-
 from forebay.platform.announced import Directory, Found
 from forebay.platform.config.model import Announced
-from forebay.platform.listed import ranks_of
+from forebay.platform.listed import announced_ranks
 from forebay.router import EndpointSpec
 from forebay.router.discovery import Report, metrics
 from forebay.router.discovery.following import MOST_SHOWN
@@ -81,14 +79,9 @@ class Watching:
             self.lists += 1
             self._away = ""
         if not self.first.is_set() or found.engines != self._found.engines:
-            self._tell([spec for engine, instance in found.engines for spec in self._specs(engine, instance)])
+            self._tell([spec for one, at in found.engines for spec in announced_ranks(one, at, self._model(one))])
         self._found = found
         self.first.set()
-
-    def _specs(self, engine: Announced, instance: str) -> list[EndpointSpec]:
-        draining = "its file says drain" if engine.drain else ""
-        specs = ranks_of(engine, self._model(engine))
-        return [msgspec.structs.replace(spec, instance=instance, draining=draining) for spec in specs]
 
     def _failed(self, reason: str) -> None:
         if self._away != reason:
