@@ -131,7 +131,11 @@ async def test_what_is_wrong_with_files_is_said_once_and_the_rest_serves(
         assert await answered_by(door, 2) == {"good"}, "those known last stay"
         (directory / "good.json").write_text(json.dumps({"url": engine.url, "pid": os.getpid()}))
         directory.chmod(0o700)
-        await eventually(lambda: not door.service.routing.discovery()["main"].away)  # type: ignore[union-attr]
+
+        async def back() -> bool:
+            return not (await said())["away"]
+
+        await eventually(back)
         assert door.service.pools[0].endpoints["good"] is endpoint, "and nothing that was known of it is lost"
         assert caplog.text.count("half.json") == 1
         assert caplog.text.count("foreign.json") == 1

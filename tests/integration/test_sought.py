@@ -18,6 +18,8 @@ from forebay.platform.local.sought import sought
 from tests.doubles.kubernetes import KubernetesDouble, pod, slice_
 
 IN_KUBERNETES = {"namespace": "models", "service": "engines", "port": "http"}
+WHERE = "in Kubernetes by service engines in namespace models, port http"
+NONE_OF = "which is none of unified, prefill, decode"
 
 
 @pytest.fixture
@@ -48,14 +50,14 @@ async def test_pods_are_counted_and_those_with_faults_named(api: KubernetesDoubl
     await api.set("pods", *pods.values())
     await api.set("slices", slice_("engines-x", pods | {"gone": pod("gone")}, unready=("b",)))
     assert await found(kubernetes=IN_KUBERNETES) == [
-        ("ok", "3 endpoints in Kubernetes by service engines in namespace models, port http, 2 of them sent nothing new"),
+        ("ok", f"3 endpoints {WHERE}, 2 of them sent nothing new"),
         ("ok", "b: its pod is not ready"),
         ("ok", "d: role decode is not placed on yet"),
         ("warn", "pod gone is left out: it is in the service, and its pod is not known"),
-        ("warn", "pod c is left out: it has the label forebay.dev/role=both, which is none of unified, prefill, decode"),
+        ("warn", f"pod c is left out: it has the label forebay.dev/role=both, {NONE_OF}"),
     ]
     first, *faults = await found(kubernetes=IN_KUBERNETES | {"kvEventsPort": "kv"})
-    assert first == ("warn", "0 endpoints in Kubernetes by service engines in namespace models, port http")
+    assert first == ("warn", f"0 endpoints {WHERE}")
     assert ("warn", "pod a is left out: it has no port named kv") in faults
 
 
@@ -120,8 +122,8 @@ models: [{name: a, pool: a}, {name: b, pool: b/c}, {name: k, pool: k}, {name: o,
 """)
     result = CliRunner().invoke(config_command, ["check", "f.yaml"])
     assert (result.exit_code, result.output.splitlines()[1:]) == (0, [
-        "pool a finds engines by files in .forebay/run/engines/a",
-        "pool b/c finds engines by files in .forebay/run/engines/b%2Fc",
+        f"pool a finds engines by files in {tmp_path}/.forebay/run/engines/a",
+        f"pool b/c finds engines by files in {tmp_path}/.forebay/run/engines/b%2Fc",
         "pool k finds engines in Kubernetes by service engines in namespace models, port 8000",
         "pool own finds engines in Kubernetes by app=engine in namespace default (Forebay's own), port 8000",
     ])  # fmt: skip

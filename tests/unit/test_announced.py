@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from forebay.platform import announced
@@ -39,11 +40,12 @@ def names(directory: Directory) -> list[str]:
 def test_a_file_says_what_an_endpoint_of_the_configuration_does(tmp_path: Path) -> None:
     write(tmp_path, "a", url="http://LocalHost:9001/", servedModel="m", kvEvents="ipc:///run/kv", role="decode",
           revision="r7", priorityScheduling=True, drain=True)  # fmt: skip
-    write(tmp_path, "b", name="of-my-own", url="http://[::1]:9002", dataParallelRanks=2, kvEvents="tcp://127.0.0.1:5557")
+    write(tmp_path, "b", name="of-my-own", url="http://[::1]:9002", dataParallelRanks=2,
+          kvEvents="tcp://127.0.0.1:5557")  # fmt: skip
     (tmp_path / "notes.txt").write_text("not an engine")
     found = Directory(tmp_path).look()
     assert not found.left_out
-    specs = [spec for engine, at in found.engines for spec in announced_ranks(engine, at, engine.served_model or "first")]
+    specs = [spec for one, at in found.engines for spec in announced_ranks(one, at, one.served_model or "first")]
     assert [(spec.name, spec.url, spec.served_model, spec.events) for spec in specs] == [
         ("a", "http://localhost:9001", "m", "ipc:///run/kv"),
         ("of-my-own/0", "http://[::1]:9002", "first", "tcp://127.0.0.1:5557"),
@@ -70,30 +72,35 @@ def test_an_engine_is_out_with_its_process_and_another_of_its_name_is_another(
     assert next_ != first
 
 
+def engine(**said: Any) -> str:
+    return json.dumps({"url": "http://127.0.0.1:1", "pid": HERE} | said)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("", "cannot be read: Input data was truncated"),
-        ('{"url": "http://127.0.0.1:1", "pi', "cannot be read: Input data was truncated"),
+        (engine()[:-8], "cannot be read: Input data was truncated"),
         ("[]", "cannot be read: Expected `object`, got `array`"),
-        ('{"pid": %d}' % HERE, "cannot be read: Object missing required field `url`"),
+        (json.dumps({"pid": HERE}), "cannot be read: Object missing required field `url`"),
         ('{"url": "http://127.0.0.1:1"}', "cannot be read: Object missing required field `pid`"),
-        ('{"url": "http://127.0.0.1:1", "pid": 0}', "cannot be read: Expected `int` >= 1"),
-        ('{"url": "http://127.0.0.1:1", "pid": 4294967296}', "cannot be read: Expected `int` <= 2147483647"),
-        ('{"url": "http://127.0.0.1:1", "pid": "1"}', "cannot be read: Expected `int`, got `str`"),
-        ('{"url": "http://127.0.0.1:1", "pid": 1, "kvevents": "x"}', "cannot be read: Object contains unknown field `kvevents`"),
-        ('{"url": "http://127.0.0.1:1", "pid": 1, "a\\nERROR b": 1}', "cannot be read: Object contains unknown field `a?ERROR b`"),
-        ('{"url": "http://127.0.0.1:1/v1", "pid": 1}', "cannot be used: url: is not a base URL"),
-        ('{"url": "http://127.0.0.1:99999", "pid": 1}', "cannot be used: url: "),
-        ('{"url": "http://me:secret@127.0.0.1:1", "pid": 1}', "cannot be used: url: holds credentials"),
-        ('{"url": "http://127.0.0.1:1", "pid": 1, "engine": "openai", "kvEvents": "ipc:///x"}', "cannot be used: kvEvents: "),
-        ('{"url": "http://10.0.0.5:8000", "pid": 1}', "names http://10.0.0.5:8000, which is not on this machine"),
-        ('{"url": "http://localhost.evil.example", "pid": 1}', "names http://localhost.evil.example, which is not on"),
-        ('{"url": "http://127.0.0.1:1", "pid": 1, "kvEvents": "tcp://10.0.0.5:5557"}', "names tcp://10.0.0.5:5557, which is not"),
+        (engine(pid=0), "cannot be read: Expected `int` >= 1"),
+        (engine(pid=1 << 32), "cannot be read: Expected `int` <= 2147483647"),
+        (engine(pid="1"), "cannot be read: Expected `int`, got `str`"),
+        (engine(kvevents="x"), "cannot be read: Object contains unknown field `kvevents`"),
+        (engine(**{"a\nERROR b": 1}), "cannot be read: Object contains unknown field `a?ERROR b`"),
+        (engine(url="http://127.0.0.1:1/v1"), "cannot be used: url: is not a base URL"),
+        (engine(url="http://127.0.0.1:99999"), "cannot be used: url: "),
+        (engine(url="http://me:secret@127.0.0.1:1"), "cannot be used: url: holds credentials"),
+        (engine(engine="openai", kvEvents="ipc:///x"), "cannot be used: kvEvents: engine openai is sent no cache salt"),
+        (engine(url="http://10.0.0.5:8000"), "names http://10.0.0.5:8000, which is not on this machine"),
+        (engine(url="http://localhost.org"), "names http://localhost.org, which is not on this machine"),
+        (engine(kvEvents="tcp://10.0.0.5:5557"), "names tcp://10.0.0.5:5557, which is not on this machine"),
         ("[" * 10_000, "cannot be read: "),
-        ('{"url": "http://127.0.0.1:1", "pid": 1}' + " " * MOST_BYTES, f"is larger than {MOST_BYTES} bytes"),
+        (engine() + " " * MOST_BYTES, f"is larger than {MOST_BYTES} bytes"),
     ],
-)  # fmt: skip
+    ids=range(19),
+)
 def test_a_file_that_is_no_engine_is_left_out_alone_and_says_why(tmp_path: Path, text: str, why: str) -> None:
     write(tmp_path, "bad", text)
     write(tmp_path, "good")
@@ -114,9 +121,9 @@ def test_what_is_no_plain_file_is_never_opened_for_long(tmp_path: Path) -> None:
     (tmp_path / ("x" * 140 + ".json")).write_text(target.read_text())
     (tmp_path / "sp ace.json").write_text(target.read_text())
     (tmp_path / os.fsdecode(b"\xff.json")).write_text(target.read_text())
-    descriptors = len(os.listdir("/dev/fd"))
+    descriptors = psutil.Process().num_fds()
     found = Directory(tmp_path).look()
-    assert len(os.listdir("/dev/fd")) == descriptors
+    assert psutil.Process().num_fds() == descriptors
     assert [engine.called for engine, _ in found.engines] == ["a"]
     assert found.left_out["link.json"] == found.left_out["endless.json"] == "is a symbolic link"
     assert found.left_out["pipe.json"] == found.left_out["folder.json"] == "is no regular file"

@@ -61,7 +61,8 @@ def test_an_opencode_sub_agent_is_of_the_session_that_started_it() -> None:
     assert named_session(PROJECT, child) == root
     assert named_session("proj_b", child).key != root.key
     for odd in (b"", b"x" * (MAX_VALUE + 1), b"ses\nroot"):
-        assert named_session(PROJECT, child | {b"x-parent-session-id": odd}).key == key("x-session-affinity", b"ses_child")
+        named = named_session(PROJECT, child | {b"x-parent-session-id": odd})
+        assert named.key == key("x-session-affinity", b"ses_child")
     assert named_session(PROJECT, {b"x-parent-session-id": b"ses_root"}) == UNNAMED, "alone it names nothing"
     ours = child | {b"x-forebay-session-id": ID}
     assert named_session(PROJECT, ours).key == key("x-forebay-session-id"), "a header of another kind has no parent"

@@ -34,7 +34,8 @@ class Found(Struct, frozen=True):
 
 def directory_of(config: Config, pool: Pool, options: LocalProcesses) -> Path:
     """Where the engines of a pool announce themselves."""
-    return Path(options.directory or Path(config.stores.state_dir) / "run" / "engines" / quote(pool.name, safe=""))
+    given = options.directory or Path(config.stores.state_dir) / "run" / "engines" / quote(pool.name, safe="")
+    return Path(given).absolute()
 
 
 class Directory:
