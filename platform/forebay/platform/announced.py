@@ -18,7 +18,7 @@ from forebay.platform.config import rules
 from forebay.platform.config.faults import Report
 from forebay.platform.config.model import Announced, Config, LocalProcesses, Pool
 
-MOST_FILES = 1024
+MOST_FILES = 256  # read each second
 MOST_ENTRIES = 16 * MOST_FILES  # that are looked at, whatever they are
 MOST_BYTES = 16 << 10  # of a file
 SUFFIX = ".json"
@@ -129,6 +129,15 @@ def read(path: Path) -> Announced:
     if len(body) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES} bytes")
     return understood(body, path.name.removesuffix(SUFFIX))
+
+
+def holder(path: Path) -> int | None:
+    """The process that a file speaks of, if that runs."""
+    try:
+        pid = read(path).pid
+        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else pid
+    except (OSError, ValueError, psutil.Error):
+        return None
 
 
 def understood(body: bytes, name: str) -> Announced:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from forebay.platform.announced import holder
 from forebay.platform.config.model import Announced
 from forebay.platform.local.paths import write_private
 
@@ -43,12 +45,15 @@ class Announcement(Struct, frozen=True):
 
     def make(self, pid: int) -> None:
         """Never half written, and never to be read by others. Raises `OSError`."""
+        if (other := holder(self.path)) not in (None, pid):
+            raise FileExistsError(errno.EEXIST, f"process {other} is announced there")
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self.engine, pid=pid)), indent=2)
         write_private(self.path, text.decode() + "\n")
 
-    def withdraw(self) -> None:
-        self.path.unlink(missing_ok=True)
+    def withdraw(self, pid: int) -> None:
+        if holder(self.path) in (None, pid):
+            self.path.unlink(missing_ok=True)
 
 
 class Child:

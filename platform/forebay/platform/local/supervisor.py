@@ -100,7 +100,7 @@ class Supervisor:
     async def _end(self, child: Child) -> None:
         async with self._progress.step(child.part.name, "stopping"):
             if child.part.announced is not None:
-                child.part.announced.withdraw()
+                child.part.announced.withdraw(child.pid)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), self._limits.leave)
             child.terminate()
@@ -141,7 +141,7 @@ class Supervisor:
             child = self._children[part.name]
             code = await child.wait()
             if part.announced is not None:
-                part.announced.withdraw()
+                part.announced.withdraw(child.pid)
             now = time.monotonic()
             ends = [at for at in ends if now - at < self._limits.window] + [now]
             if len(ends) > self._limits.restarts:
