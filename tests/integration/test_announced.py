@@ -127,6 +127,7 @@ async def test_what_is_wrong_with_files_is_said_once_and_the_rest_serves(
             return "chmod o-w" in (await said())["away"]
 
         await eventually(away)
+        assert 'forebay_discovery_up{pool="main"} 0.0' in (await door.http.get("/metrics")).text
         (directory / "good.json").unlink()
         assert await answered_by(door, 2) == {"good"}, "those known last stay"
         (directory / "good.json").write_text(json.dumps({"url": engine.url, "pid": os.getpid()}))
@@ -139,3 +140,20 @@ async def test_what_is_wrong_with_files_is_said_once_and_the_rest_serves(
         assert door.service.pools[0].endpoints["good"] is endpoint, "and nothing that was known of it is lost"
         assert caplog.text.count("half.json") == 1
         assert caplog.text.count("foreign.json") == 1
+
+
+async def test_a_listed_engine_is_not_found_a_second_time(open_door: OpenDoor, tmp_path: Path) -> None:
+    directory = tmp_path / "run" / "engines" / "main"
+    async with EngineDouble() as listed, EngineDouble() as other:
+        pools = [{**POOLS[0], "endpoints": [{"url": listed.url, "name": "listed", "servedModel": MODEL}]}]
+        async with open_door(pools=pools) as door:
+            assert set(states(door)) == {"listed"}
+            async with by_hand(directory, "again", listed), by_hand(directory, "listed", other):
+
+                async def seen() -> bool:
+                    found = (await door.http.get("/health")).json()["discovery"]["main"]["endpoints"]
+                    return bool(found == 2)
+
+                await eventually(seen)
+                assert set(states(door)) == {"listed"}
+                assert door.service.pools[0].endpoints["listed"].spec.url == listed.url
