@@ -111,7 +111,7 @@ def _read_or(path: Path, known: Announced | None) -> tuple[Announced | None, str
     except FileNotFoundError:
         return None, ""  # it has just gone
     except (OSError, ValueError) as error:
-        fault = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        fault = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
         return known, _plain(f"{fault}; what it said before stays" if known else fault)
 
 
