@@ -1,6 +1,8 @@
-"""Two workers and a router process that finds its engines in Kubernetes: each worker knows of an engine in time."""
+"""Two workers and a router process that finds its engines: each worker knows of an engine in time."""
 
 import asyncio
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,36 @@ async def test_engines_are_replaced_under_load_and_no_request_fails(
 
                 await eventually(settled, 10.0)
                 assert (await health(door))["router"]["discovery"]["main"]["endpoints"] == 1
+
+
+async def test_engines_of_this_machine_come_and_go_under_load_and_no_request_fails(database: str, valkey: str) -> None:
+    pools = [{"name": "main", "discovery": {"local": {}}}]
+    settings: dict[str, Any] = {"model": MODEL, "server": {"workers": 2}, "pools": pools}
+    async with EngineDouble(STREAMS) as one, EngineDouble(STREAMS) as two:
+        with state_directory() as state:
+            directory = state / "run" / "engines" / "main"
+            directory.mkdir(parents=True)
+            said = [json.dumps({"url": engine.url, "pid": os.getpid(), "servedModel": MODEL}) for engine in (one, two)]
+            (directory / "e-0.json").write_text(said[0])
+            async with front_door(state, [], postgres=database, valkey=valkey, **settings) as door:
+                answers: list[httpx.Response] = []
+                stop = asyncio.Event()
+
+                async def load(number: int) -> None:
+                    while not stop.is_set():
+                        answers.append(await ask(door, f"{number}", max_tokens=15, stream=number % 2 == 0))
+
+                async def known(*names: str) -> bool:
+                    return set((await health(door))["pools"]["main"]) == set(names)
+
+                loading = [asyncio.create_task(load(number)) for number in range(8)]
+                for coming, going in ((1, 0), (0, 1)):
+                    (directory / f"e-{coming}.json").write_text(said[coming])
+                    await eventually(lambda: known("e-0", "e-1"), 10.0)
+                    (directory / f"e-{going}.json").unlink()
+                    await eventually(lambda coming=coming: known(f"e-{coming}"), 10.0)  # type: ignore[misc]
+                    await asyncio.sleep(0.5)
+                stop.set()
+                await asyncio.gather(*loading)
+                assert [one.text for one in answers if one.status_code != 200 or '"error"' in one.text] == []
+                assert min(len(one.requests), len(two.requests)) > 5

@@ -1,15 +1,19 @@
 """What the router hears of requests, and what tenants and operators see of its choices."""
 
 import asyncio
+import json
 from typing import Any
 
+from click.testing import CliRunner
+
+from forebay.platform.cli.explain import explain
 from forebay.router import Ask, Candidate, RouterUnavailable
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
-from tests.integration.door import Door
+from tests.integration.door import MODEL, Door
 from tests.integration.observed import unbooked
 
 
@@ -88,3 +92,27 @@ async def test_a_router_that_is_away_is_a_503_that_says_when_to_retry(open_door:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "router_unavailable")
         assert int(answer.headers["retry-after"]) >= 1
         assert "x-forebay-endpoint" not in answer.headers
+
+
+async def test_explaining_shows_what_a_placement_costs_others_where_it_does(open_door: OpenDoor) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "word " * 2000}]})
+
+    async def explained(door: Door, *options: str) -> str:
+        where = ("-", "--base-url", door.url, "--key", door.key, *options)
+        result = await asyncio.to_thread(CliRunner().invoke, explain, where, input=body)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    async with EngineDouble() as one, EngineDouble() as two, open_door(one, two) as door:
+        assert "costs others" not in await explained(door), "nobody else is there"
+        for number in range(24):
+            assert (await door.chat(f"{number} " * 800, max_tokens=2)).status_code == 200
+        table, answer = await explained(door), json.loads(await explained(door, "--json"))
+        heading, *rows = table.splitlines()[-3:]
+        assert heading.split("predicted s")[1].split() == ["costs", "others", "s"]
+        shown = {row.split()[0]: float(row.split()[-1]) for row in rows}
+        told = {one["endpoint"]: one["displaced_s"] + one["delayed_s"] for one in answer["candidates"]}
+        assert shown.keys() == told.keys() == {"engine-0", "engine-1"}
+        assert max(shown.values()) > 0, (table, told)
+        for name, seconds in told.items():
+            assert abs(shown[name] - seconds) <= 0.001, (table, told)

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from forebay.platform.cli import main
 
 PROMISED = [
-    ("up",), ("serve",), ("doctor",), ("demo",), ("usage",), ("config", "check"), ("config", "schema"), ("tenant",),
-    ("project",), ("key", "create"), ("key", "list"), ("key", "revoke"), ("key", "rotate"),
+    ("up",), ("serve",), ("announce",), ("doctor",), ("demo",), ("usage",), ("config", "check"), ("config", "schema"),
+    ("tenant",), ("project",), ("key", "create"), ("key", "list"), ("key", "revoke"), ("key", "rotate"),
 ]  # fmt: skip
 
 

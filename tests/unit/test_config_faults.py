@@ -107,8 +107,21 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
          "kvEventsPort has no effect; set kvEventsPort, or remove the key"),
         (FOUND % "service: e, engine: openai, dataParallelRanks: 2", "f:2: pools[0].discovery.kubernetes.dataParallelRanks: "
          "engine openai cannot be told a data-parallel rank"),
-        ("pools: [{name: p, discovery: {}}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery.kubernetes: is "
-         "missing; write a mapping with keys such as service, port"),
+        ("pools: [{name: p, discovery: {}}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery: "
+         "names no way to find engines; write kubernetes with keys such as service, port, or local: {}"),
+        ("pools: [{name: p, discovery: {local: }}]\nmodels: [{name: m, pool: p}]", "f:2: pools[0].discovery: names no way"),
+        ("pools: [{name: p, discovery: {local: {}, kubernetes: {service: e}}}]\nmodels: [{name: m, pool: p}]", "f:2: "
+         "pools[0].discovery.local: stands beside kubernetes; keep one of them"),
+        ("pools: [{name: p, discovery: {local: {directory: d}}}, {name: q, discovery: {local: {directory: d}}}]\n"
+         "models: [{name: m, pool: p}, {name: n, pool: q}]", "f:2: pools[1].discovery.local.directory: directory 'd' is taken"),
+        (FOUND % "service: ", "f:2: pools[0].discovery.kubernetes.service: is missing; name the service"),
+        (FOUND % "selector: app=x y", "f:2: pools[0].discovery.kubernetes.selector: 'app=x y' does not fit; write a label"),
+        (FOUND % "service: e, port: 65536", "f:2: pools[0].discovery.kubernetes.port: there is no port 65536; write one of"),
+        (FOUND % "service: e, dataParallelRanks: 8, kvEventsPort: 65530, kvReplayPort: 6000", "f:2: pools[0].discovery."
+         "kubernetes.kvEventsPort: there is no port 65530 for each of 8 ranks; write one of at most 65528"),
+        (FOUND % "service: e, kvEventsPort: 8000, kvReplayPort: 8001", "f:2: pools[0].discovery.kubernetes.kvEventsPort: port"),
+        (FOUND % "service: e, podLabels: {drain: forebay.dev/role}", "f:2: pools[0].discovery.kubernetes.podLabels.drain: "
+         "label 'forebay.dev/role' is taken"),
         # warnings
         (FOUND % "service: e, kvEventsPort: events", "f:2: warning: pools[0].discovery.kubernetes.kvEventsPort: without "
          "kvReplayPort, what was cached before"),

@@ -13,11 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from forebay.platform.announced import directory_of
 from forebay.platform.config import scalars
 from forebay.platform.config.load import ConfigError, check, examine, load_config
 from forebay.platform.config.model import Config, Endpoint, Model, Pool, PriceVersion, Stores
 from forebay.platform.config.redact import redact
 from forebay.platform.config.show import as_yaml
+from forebay.platform.local.paths import Paths
+from forebay.platform.local.settings import in_state_directory, with_local_engines
+from forebay.platform.local.vllm import replica
 
 HEAD = "apiVersion: forebay.dev/v1\n"
 
@@ -272,3 +276,15 @@ def test_the_environment_moves_the_state_directory_for_every_command(
     assert load_config(None).stores.state_dir == "/moved"
     monkeypatch.setenv("FOREBAY_STATE_DIR", "")
     assert load_config(file).stores.state_dir == "elsewhere"
+
+
+def test_what_up_writes_for_its_front_door_reads_back_and_lets_others_join(tmp_path: Path) -> None:
+    where = Paths(tmp_path)
+    config = in_state_directory(Config(), where)
+    written = with_local_engines(config, [replica(where, index, 9101 + index) for index in range(2)], where)
+    found, faults = examine(as_yaml(written, passwords=True), "forebay.yaml")
+    assert (found, faults) == (written, [])
+    (pool,) = written.pools
+    assert pool.discovery is not None
+    assert pool.discovery.local is not None
+    assert directory_of(written, pool, pool.discovery.local) == tmp_path / "run" / "engines" / "local"

@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 
 from forebay.platform.local import vllm
-from forebay.platform.local.paths import Paths, try_lock
+from forebay.platform.local.paths import Paths, try_lock, write_private
 from forebay.platform.local.progress import Progress
-from forebay.platform.local.settings import write_private
 from forebay.platform.local.stack import Running, await_running
 from tests.eventually import eventually
 

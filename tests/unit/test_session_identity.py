@@ -55,6 +55,19 @@ def test_sub_agents_that_send_their_roots_id_are_of_its_session() -> None:
     assert named_session(PROJECT, root | {b"x-app": b"cli-bg"}).key == named_session(PROJECT, root).key
 
 
+def test_an_opencode_sub_agent_is_of_the_session_that_started_it() -> None:
+    root = named_session(PROJECT, {b"x-session-affinity": b"ses_root"})
+    child = {b"x-session-affinity": b"ses_child", b"x-parent-session-id": b"ses_root"}
+    assert named_session(PROJECT, child) == root
+    assert named_session("proj_b", child).key != root.key
+    for odd in (b"", b"x" * (MAX_VALUE + 1), b"ses\nroot"):
+        named = named_session(PROJECT, child | {b"x-parent-session-id": odd})
+        assert named.key == key("x-session-affinity", b"ses_child")
+    assert named_session(PROJECT, {b"x-parent-session-id": b"ses_root"}) == UNNAMED, "alone it names nothing"
+    ours = child | {b"x-forebay-session-id": ID}
+    assert named_session(PROJECT, ours).key == key("x-forebay-session-id"), "a header of another kind has no parent"
+
+
 @given(_names, st.text("abc_0", min_size=1), st.text("abc_0", min_size=1), st.binary(min_size=1, max_size=40))
 def test_projects_never_meet(header: bytes, one: str, other: str, value: bytes) -> None:
     ours, theirs = named_session(one, {header: value}), named_session(other, {header: value})

@@ -13,13 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from forebay.platform.announced import holder
+from forebay.platform.config.model import Announced
 from forebay.platform.local.probe import free_ports, is_free
-from forebay.platform.local.process import Part
+from forebay.platform.local.process import Announcement, Part
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.supervisor import Limits, PartError, Supervisor
 from tests.eventually import eventually
 
-QUICK = Limits(restarts=2, window=60.0, pause=0.05, probe_every=0.05)
+QUICK = Limits(restarts=2, window=60.0, pause=0.05, probe_every=0.05, leave=0.05)
 
 SERVER = """
 import http.server, sys, subprocess, time
@@ -163,7 +165,9 @@ async def test_a_long_log_is_bounded_while_the_part_goes_on_writing(
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from forebay.platform.local.process import Part
+from forebay.platform.announced import holder
+from forebay.platform.config.model import Announced
+from forebay.platform.local.process import Announcement, Part
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.supervisor import Supervisor
 async def main():
@@ -191,3 +195,33 @@ async def test_children_do_not_outlive_a_supervisor_that_was_killed(tmp_path: Pa
 
 def _gone(pid: int) -> Callable[[], bool]:
     return lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def announcing(tmp_path: Path, port: int) -> Announcement:
+    return Announcement(tmp_path / "engines" / "web.json", Announced(url=f"http://127.0.0.1:{port}", pid=1))
+
+
+async def test_a_part_is_announced_while_it_answers(supervisor: Supervisor, tmp_path: Path) -> None:
+    (port,) = free_ports(24_000 + os.getpid() % 1000, 1)
+    announced = announcing(tmp_path, port)
+    url = f"http://127.0.0.1:{port}/"
+    await supervisor.start(part("web", SERVER, str(port), ready_url=url, announced=announced))
+    first = holder(announced.path)
+    assert first == supervisor.pids["web"]
+    assert announced.path.stat().st_mode & 0o777 == 0o600
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: not announced.path.exists())
+    await eventually(lambda: holder(announced.path) == supervisor.pids.get("web") != first, 20.0)
+    await supervisor.stop()
+    assert not announced.path.exists()
+
+
+async def test_an_announcement_of_another_process_that_runs_is_not_taken_over(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    announced = announcing(tmp_path, 1)
+    announced.make(os.getpid())
+    with pytest.raises(PartError, match=f"web cannot be announced in .*: process {os.getpid()} is announced there"):
+        await supervisor.start(part("web", "import time; time.sleep(600)", announced=announced))
+    await supervisor.stop()
+    assert holder(announced.path) == os.getpid()

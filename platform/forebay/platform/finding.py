@@ -6,15 +6,17 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from forebay.platform.config.model import Config, Kubernetes
+from forebay.platform.announced import directory_of
+from forebay.platform.config.model import Config, Kubernetes, LocalProcesses, Pool
 from forebay.platform.tasks import background, end
+from forebay.platform.watching import Watching
 from forebay.router import EndpointSpec, RouterService
 from forebay.router.discovery import Cluster, ClusterError, Discovery, Labels, Report, Rules, connect
 from forebay.router.discovery.cluster import own_namespace
 
 log = logging.getLogger(__name__)
 
-FIRST_WITHIN_S = 10.0  # that the start waits for the Kubernetes API; beyond it, engines come when it answers
+FIRST_WITHIN_S = 10.0  # that the start waits for what is found; beyond it, engines come when they are known
 
 
 class Finder:
@@ -22,7 +24,7 @@ class Finder:
 
     def __init__(self, listed: Mapping[str, Sequence[EndpointSpec]]) -> None:
         self.specs = {pool: tuple(specs) for pool, specs in listed.items()}
-        self.discoveries: list[Discovery] = []
+        self.discoveries: list[Discovery | Watching] = []
         self._listed = dict(self.specs)
         self._service: RouterService | None = None
 
@@ -37,12 +39,15 @@ class Finder:
             service.reconcile(pool, specs)
 
     def found(self, pool: str, specs: Sequence[EndpointSpec]) -> None:
-        """Those of the configuration keep their names."""
-        names = {spec.name for spec in self._listed[pool]}
+        """Those of the configuration keep their names, and are not found a second time."""
+        listed = self._listed[pool]
+        names, urls = {spec.name for spec in listed}, {spec.url for spec in listed}
         for spec in specs:
-            if spec.name in names:
-                log.error("pod %s of pool %s is not used: an endpoint of its name is configured", spec.name, pool)
-        self.specs[pool] = (*self._listed[pool], *(spec for spec in specs if spec.name not in names))
+            if spec.name in names or spec.url in urls:
+                what = "name" if spec.name in names else "url"
+                log.error("%s of pool %s is not used: an endpoint of its %s is configured", spec.name, pool, what)
+        further = (spec for spec in specs if spec.name not in names and spec.url not in urls)
+        self.specs[pool] = (*listed, *further)
         if self._service is not None:
             self._service.reconcile(pool, self.specs[pool])
 
@@ -55,18 +60,20 @@ class Finder:
 async def finding(config: Config, listed: Mapping[str, Sequence[EndpointSpec]]) -> AsyncIterator[Finder]:
     """A started finder, which knows what there is if that can be known soon. Raises `ClusterError`."""
     finder = Finder(listed)
-    found = ((pool, pool.discovery.kubernetes) for pool in config.pools if pool.discovery)
-    wanted = [(pool, options) for pool, options in found if options]
+    ways = [(pool, pool.discovery) for pool in config.pools if pool.discovery]
     async with AsyncExitStack() as stack:
-        if wanted:
+        if any(way.kubernetes for _, way in ways):
             cluster = await asyncio.to_thread(connect)
             stack.callback(cluster.close)
-            for pool, options in wanted:
-                rules = rules_of(options, config.served_model(pool, options))
-                discovery = _discovery(finder, pool.name, options, rules, cluster)
-                finder.discoveries.append(discovery)
-                stack.push_async_callback(end, background(f"discovery of {pool.name}", discovery.run))
-            await _first(finder)
+        for pool, way in ways:
+            if way.kubernetes:
+                rules = rules_of(way.kubernetes, config.served_model(pool, way.kubernetes))
+                finder.discoveries.append(_discovery(finder, pool.name, way.kubernetes, rules, cluster))
+            if way.local:
+                finder.discoveries.append(_watching(finder, config, pool, way.local))
+        for one in finder.discoveries:
+            stack.push_async_callback(end, background(f"discovery of {one.pool}", one.run))
+        await _first(finder)
         yield finder
 
 
@@ -92,6 +99,15 @@ def _discovery(finder: Finder, pool: str, options: Kubernetes, rules: Rules, clu
     pods = cluster.pods(namespace, options.selector or "")
     slices = cluster.slices(namespace, options.service) if options.service else None
     return Discovery(pool, rules, pods, slices, lambda specs: finder.found(pool, specs))
+
+
+def _watching(finder: Finder, config: Config, pool: Pool, options: LocalProcesses) -> Watching:
+    return Watching(
+        pool.name,
+        directory_of(config, pool, options),
+        lambda engine: config.served_model(pool, engine),
+        lambda specs: finder.found(pool.name, specs),
+    )
 
 
 async def _first(finder: Finder) -> None:

@@ -5,16 +5,17 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from forebay.platform.config.model import Config, Endpoint
+from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import finding
+from forebay.platform.listed import specs_of
 from forebay.platform.sharing.link import LoadLink
 from forebay.platform.sharing.wire import channel_of
 from forebay.platform.tasks import background, end
 from forebay.platform.warm import rates
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
-from forebay.router import EndpointSpec, Group, Role, RouterService, Weights
+from forebay.router import RouterService, Weights
 
 
 @asynccontextmanager
@@ -55,40 +56,3 @@ def replica_name() -> str:
 def weights_of(config: Config) -> Weights:
     """Of the deployment: those who share the secret that salts prefix caches agree on prefix keys."""
     return Weights(secrets_of(config, "cache-salt")[0][1])
-
-
-def specs_of(config: Config) -> dict[str, list[EndpointSpec]]:
-    """The endpoints of each pool, every data-parallel rank by itself."""
-    return {
-        pool.name: [
-            spec for endpoint in pool.endpoints for spec in _specs(endpoint, config.served_model(pool, endpoint))
-        ]
-        for pool in config.pools
-    }
-
-
-def _specs(endpoint: Endpoint, served_model: str) -> list[EndpointSpec]:
-    ranks = endpoint.data_parallel_ranks
-    return [
-        EndpointSpec(
-            name=endpoint.called if ranks == 1 else f"{endpoint.called}/{rank}",
-            url=endpoint.url,
-            engine=endpoint.engine,
-            served_model=served_model,
-            api_key=os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
-            priority_scheduling=endpoint.priority_scheduling,
-            events=_of_rank(endpoint.kv_events, rank),
-            replay=_of_rank(endpoint.kv_replay, rank),
-            rank=None if ranks == 1 else rank,
-            group=Group(Role(endpoint.role), endpoint.revision, endpoint.accelerator),
-        )
-        for rank in range(ranks)
-    ]
-
-
-def _of_rank(address: str | None, rank: int) -> str | None:
-    """Where a rank publishes: at the port of rank 0 plus its number."""
-    if address is None or not rank:
-        return address
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + rank}"

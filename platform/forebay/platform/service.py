@@ -22,10 +22,11 @@ from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import ClusterError
+from forebay.platform.listed import specs_of
 from forebay.platform.readers import load_readers
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
-from forebay.platform.routers import replica_name, routed, specs_of, weights_of
+from forebay.platform.routers import replica_name, routed, weights_of
 from forebay.platform.stores import database, valkey
 from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError

@@ -1,7 +1,7 @@
 """Which session a request belongs to, by what its client says (pure): advice for its placement, never a right.
 
 Agent clients name their session in a header of their own. Claude Code's and Codex's sub-agents send that of the session
-which started them; OpenCode's send one of their own, and nothing that we know of names their root.
+which started them; OpenCode's send one of their own, and beside it that of the session which started them.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ HEADERS = (  # the first that is there names the session
     "session-id",  # Codex
     "session_id",
 )
+PARENTS = {"x-session-affinity": b"x-parent-session-id"}  # what a sub-agent sends beside a header, of the same kind
 MEMBER = "prompt_cache_key"
 MAX_VALUE = 256  # bytes of a header; a longer one names nothing
 _SOURCES = tuple((name.encode(), name) for name in HEADERS)
@@ -38,12 +39,17 @@ def named_session(project: str, headers: Mapping[bytes, bytes], cache_key: str =
     """`headers` with names in lower case; `cache_key` is the body's `prompt_cache_key`. A header that cannot be meant
     (empty, too long, with control characters) is passed over."""
     for header, name in _SOURCES:
-        value = headers.get(header)
-        if value and len(value) <= MAX_VALUE and not _CONTROL.search(value):
-            return Session(_key(project, name, value), name)
+        if value := _meant(headers, header):
+            parent = _meant(headers, PARENTS[name]) if name in PARENTS else b""
+            return Session(_key(project, name, parent or value), name)
     if cache_key:
         return Session(_key(project, MEMBER, cache_key.encode("utf-8", "surrogatepass")), MEMBER)
     return UNNAMED
+
+
+def _meant(headers: Mapping[bytes, bytes], name: bytes) -> bytes:
+    value = headers.get(name, b"")
+    return value if len(value) <= MAX_VALUE and not _CONTROL.search(value) else b""
 
 
 def _key(project: str, source: str, value: bytes) -> str:

@@ -10,6 +10,7 @@ from forebay.platform import logs
 _COMMANDS = {
     "up": "Run the platform on this machine: stores, two vLLM replicas, front door.",
     "serve": "Serve the models that the configuration names.",
+    "announce": "Run an engine here, and let it join a pool while it answers.",
     "demo": "Let two tenants hold a streamed conversation each, and show the bill.",
     "doctor": "Say what is missing on this machine, and what mends it.",
     "config": "Check, show and describe the configuration file, forebay.yaml.",
@@ -50,6 +51,6 @@ def main(context: click.Context, *, verbose: bool) -> None:
     On a laptop:     forebay up
     In production:   forebay serve --config forebay.yaml
     """
-    runs = context.invoked_subcommand in ("serve", "up", "demo")
+    runs = context.invoked_subcommand in ("serve", "up", "demo", "announce")
     level = logging.DEBUG if verbose else logging.INFO if runs else logging.WARNING
     logs.set_up(level)

@@ -7,6 +7,7 @@ import click
 from forebay.platform.config import load, schema, secrets
 from forebay.platform.config.model import Config
 from forebay.platform.config.show import as_yaml
+from forebay.platform.local.sought import place
 
 _FILE = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 
@@ -28,6 +29,9 @@ def check(file: Path | None) -> None:
         click.echo(f"{count} fault{'s' if count > 1 else ''}", err=True)
         raise SystemExit(1)
     click.echo(_summary(effective, load.find(file)))
+    for pool in effective.pools:
+        if pool.discovery:
+            click.echo(f"pool {pool.name} finds engines {place(effective, pool)}")
 
 
 @config.command("schema", short_help="Print the JSON Schema of the file.")

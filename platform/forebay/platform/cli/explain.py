@@ -17,6 +17,7 @@ from forebay.platform.local.stack import read_running
 from forebay.platform.local.tenants import recall
 
 _COLUMNS = ("endpoint", "cached", "slower tier", "in flight", "queued s", "prefill s", "predicted s", "")
+LEAST_S = 0.0005  # that is shown as more than nothing
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # a header's name, as HTTP has it
 _ROUTES = {"chat": "chat/completions", "completions": "completions"}
 
@@ -107,13 +108,14 @@ def _show(answer: dict[str, Any]) -> None:
         click.echo(f"waiting before it: {before}")
     groups = [_group(one["group"]) for one in answer["candidates"]]
     others = [one["displaced_s"] + one["delayed_s"] for one in answer["candidates"]]
-    further = (["costs others s"] if any(others) else []) + (["group"] if any(groups) else [])
+    costly = any(other >= LEAST_S for other in others)
+    further = (["costs others s"] if costly else []) + (["group"] if any(groups) else [])
     table = Table(*_COLUMNS, *further, box=None)
     for one, group, other in zip(answer["candidates"], groups, others, strict=True):
         mark = "chosen" if one["chosen"] else "" if one["available"] else one["reason"]
         table.add_row(
             one["endpoint"], str(one["cached"]), str(one["cached_slow"]), str(one["in_flight"]),
             f"{one['queued_s']:.3f}", f"{one['prefill_s']:.3f}", f"{one['predicted_s']:.3f}", mark,
-            *([f"{other:.3f}"] if any(others) else []), *([group] if any(groups) else []),
+            *([f"{other:.3f}"] if costly else []), *([group] if any(groups) else []),
         )  # fmt: skip
     show.wide().print(table)

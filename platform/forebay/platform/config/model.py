@@ -64,6 +64,15 @@ Port = Annotated[
         extra={"expects": "a port's number or name"},
     ),
 ]
+_KEY = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_REQUIREMENT = rf"(!?{_KEY}|{_KEY} *(==?|!=) *[A-Za-z0-9._-]{{0,63}}|{_KEY} +(not)?in +\([A-Za-z0-9._, -]*\))"
+Selector = Annotated[
+    str,
+    Meta(
+        pattern=rf"^ *{_REQUIREMENT}( *, *{_REQUIREMENT})* *$",
+        extra={"expects": "a label selector such as app=chat-engine,forebay.dev/role in (unified)"},
+    ),
+]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Price = Annotated[
     Decimal, Meta(extra_json_schema={"pattern": r"^[0-9]{1,9}(\.[0-9]{1,12})?$", "minimum": 0, "maximum": 999_999_999})
@@ -265,6 +274,13 @@ def default_name(url: str) -> str:
     return url.split("://", 1)[1].rstrip("/")
 
 
+class Announced(Endpoint, frozen=True, kw_only=True):
+    """An engine of this machine, as its file in the directory of `discovery.local` says it."""
+
+    pid: Annotated[int, Meta(ge=1, lt=1 << 31, description="Its process. The engine is out when that has ended.")]
+    drain: Annotated[bool, Meta(description="Whether it is sent nothing new.")] = False
+
+
 class PodLabels(_Section, frozen=True):
     """Names of the pod labels that say what an engine is."""
 
@@ -289,7 +305,7 @@ class Kubernetes(_Section, frozen=True):
         Meta(description="Service whose EndpointSlices say how its pods are reached, and whether they are ready."),
     ] = None
     selector: Annotated[
-        Text | None,
+        Selector | None,
         Meta(
             description="Label selector of the pods. Without `service` it finds them; with it, it spares the other "
             "pods of the namespace from being followed.",
@@ -312,10 +328,19 @@ class Kubernetes(_Section, frozen=True):
     )
 
 
+class LocalProcesses(_Section, frozen=True):
+    """Engines that run on this machine, each announced by a file while it does."""
+
+    directory: Annotated[
+        Text | None, Meta(description="Directory of the files; unset, `run/engines/POOL` in `stateDir`.")
+    ] = None
+
+
 class Discovery(_Section, frozen=True):
-    """Engines that are found instead of listed."""
+    """Engines that are found instead of listed: in one of these ways."""
 
     kubernetes: Annotated[Kubernetes | None, Meta(description="Pods of a service, or of a selector.")] = None
+    local: Annotated[LocalProcesses | None, Meta(description="Processes of this machine; `{}` will do.")] = None
 
 
 class Pool(_Section, frozen=True):

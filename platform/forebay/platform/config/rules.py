@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forebay.platform.config import urls
-from forebay.platform.config.faults import Path, Report
+from forebay.platform.config.faults import Path, Report, show
 from forebay.platform.config.model import default_name
 from forebay.platform.config.nearest import meant
 
@@ -65,15 +65,25 @@ def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:
     unique(report, ((("pools", i, "name"), pool["name"]) for i, pool in items(data["pools"])), "pool")
     for i, pool in items(data["pools"]):
         for j, endpoint in items(pool["endpoints"]):
-            urls.endpoint(endpoint, ("pools", i, "endpoints", j), report)
-            _engine_options(endpoint, ("pools", i, "endpoints", j), report, environ)
-            _event_options(endpoint, ("pools", i, "endpoints", j), report)
+            engine(endpoint, ("pools", i, "endpoints", j), report, environ)
         here = [(("pools", i, "endpoints", j), endpoint) for j, endpoint in items(pool["endpoints"])]
         unique(report, (((*path, "url"), endpoint["url"]) for path, endpoint in here), "URL")
         first = {endpoint["url"]: path for path, endpoint in reversed(here)}
         named = [(path, endpoint) for path, endpoint in here if endpoint["name"] or first[endpoint["url"]] == path]
         unique(report, (((*path, "name"), _called(endpoint)) for path, endpoint in named), "endpoint")
         _sources(pool, ("pools", i), report, environ)
+    directories = [
+        (("pools", i, "discovery", "local", "directory"), local["directory"])
+        for i, pool in items(data["pools"]) if (local := (pool["discovery"] or {}).get("local"))
+    ]  # fmt: skip
+    unique(report, directories, "directory")
+
+
+def engine(endpoint: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    """One engine server, listed or announced by itself."""
+    urls.endpoint(endpoint, path, report)
+    _engine_options(endpoint, path, report, environ)
+    _event_options(endpoint, path, report)
 
 
 def _sources(pool: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
@@ -86,19 +96,34 @@ def _sources(pool: Data, path: Path, report: Report, environ: Mapping[str, str])
     if discovery is None:
         return
     path, found = (*path, "discovery"), discovery["kubernetes"]
-    if found is None:
-        if (*path, "kubernetes") not in report.lines:
-            report.fault((*path, "kubernetes"), "is missing", "write a mapping with keys such as service, port")
-        return
-    path = (*path, "kubernetes")
-    if found["service"] is None and found["selector"] is None and not _any_given(report, path, "service", "selector"):
+    if found is None and discovery["local"] is None and not _faulty(report, path):
+        fix = "write kubernetes with keys such as service, port, or local: {}"
+        report.fault(path, "names no way to find engines", fix)
+    if found is not None and discovery["local"] is not None:
+        report.fault((*path, "local"), "stands beside kubernetes", "keep one of them, or make two pools")
+    if found is not None:
+        _kubernetes(found, (*path, "kubernetes"), report, environ)
+
+
+def _kubernetes(found: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    if found["service"] is None and found["selector"] is None and not _faulty(report, path):
         report.fault((*path, "service"), "is missing", "name the service of the engines, or give a selector")
     _engine_options(found, path, report, environ)
     _event_options(found, path, report, "kvEventsPort", "kvReplayPort")
+    ports = [((*path, name), found[name]) for name in ("port", "kvEventsPort", "kvReplayPort")]
+    unique(report, ports, "port")
+    for at, port in ports:
+        last = (found["dataParallelRanks"] or 1) - 1 if at[-1] != "port" else 0
+        if str(port).isdigit() and int(port) + last > 65_535:
+            of = f" for each of {last + 1} ranks" if last else ""
+            report.fault(at, f"there is no port {port}{of}", f"write one of at most {65_535 - last}, or a port's name")
+    labels = found["podLabels"] or {}
+    unique(report, (((*path, "podLabels", name), label) for name, label in labels.items()), "label")
 
 
-def _any_given(report: Report, path: Path, *keys: str) -> bool:
-    return any((*path, key) in report.lines for key in keys)
+def _faulty(report: Report, path: Path) -> bool:
+    """Whether something in it was wrong, and is absent for that."""
+    return any(fault.path.startswith(show(path)) for fault in report.faults)
 
 
 def _called(endpoint: Data) -> str | None:

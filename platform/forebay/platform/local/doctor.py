@@ -12,6 +12,7 @@ from forebay.platform.config.model import Config, Endpoint
 from forebay.platform.local import probe
 from forebay.platform.local.checkup import Finding, machine
 from forebay.platform.local.paths import Paths
+from forebay.platform.local.sought import sought
 from forebay.platform.local.stack import Running, is_taken, read_running
 from forebay.platform.stores import database, embedded, valkey
 from forebay.platform.stores.daemon import Daemon, StoreError
@@ -24,7 +25,9 @@ async def examine(config: Config, where: Paths) -> list[Finding]:
     found += _ports(config, running)
     checks: list[Awaitable[Finding]] = [_postgres(config, where), _valkey(config, where)]
     checks += [_endpoint(one, config.served_model(pool, one)) for pool in config.pools for one in pool.endpoints]
-    found += await asyncio.gather(*checks)
+    by_discovery, here = await sought(config)
+    checks += [_endpoint(one, model) for one, model in here]
+    found += [*await asyncio.gather(*checks), *by_discovery]
     if running is not None:
         found.append(await _platform(running))
     elif is_taken(where):

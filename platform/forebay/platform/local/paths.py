@@ -57,6 +57,15 @@ def paths(state_dir: str) -> Paths:
     return Paths(Path(state_dir).absolute())
 
 
+def write_private(path: Path, text: str) -> None:
+    """Mode 0600 from its first byte on, and never half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)
+
+
 @contextlib.asynccontextmanager
 async def exclusive(lock: Path, progress: Progress, waiting: str) -> AsyncIterator[None]:
     """Holds a file lock. While another process has it, says `waiting` once and waits; a holder that dies lets go."""

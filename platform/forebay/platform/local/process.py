@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -10,8 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import psutil
 from msgspec import Struct
+
+from forebay.platform.announced import holder
+from forebay.platform.config.model import Announced
+from forebay.platform.local.paths import write_private
 
 LOG_LIMIT = 16 << 20  # bytes; one older log of this size is kept
 WRAPPER = Path(__file__).parent / "inside" / "child.py"
@@ -28,6 +34,26 @@ class Part(Struct, frozen=True):
     stop_timeout: float = 15.0  # from SIGTERM to SIGKILL
     rank: int = 0
     describe: Callable[[str], str | None] = lambda line: line  # a log line in a reader's words, or None
+    announced: "Announcement | None" = None  # there while it is ready, for front doors that look for engines
+
+
+class Announcement(Struct, frozen=True):
+    """The file that says of a process which engine it is. `pid` of `engine` is filled in."""
+
+    path: Path
+    engine: Announced
+
+    def make(self, pid: int) -> None:
+        """Never half written, and never to be read by others. Raises `OSError`."""
+        if (other := holder(self.path)) not in (None, pid):
+            raise FileExistsError(errno.EEXIST, f"process {other} is announced there")
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self.engine, pid=pid)), indent=2)
+        write_private(self.path, text.decode() + "\n")
+
+    def withdraw(self, pid: int) -> None:
+        if holder(self.path) in (None, pid):
+            self.path.unlink(missing_ok=True)
 
 
 class Child:

@@ -1,6 +1,5 @@
 """The configuration that a local Forebay runs under: what the user gave, completed with the engines started here."""
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -8,10 +7,18 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.platform.config.model import Config, Endpoint, Model, Pool, PriceVersion
+from forebay.platform.config.model import (
+    Config,
+    Discovery,
+    Endpoint,
+    LocalProcesses,
+    Model,
+    Pool,
+    PriceVersion,
+)
 from forebay.platform.config.show import as_yaml
 from forebay.platform.local.commands import LocalError
-from forebay.platform.local.paths import MODEL, Paths
+from forebay.platform.local.paths import MODEL, Paths, write_private
 from forebay.platform.local.vllm import CONTEXT, Replica
 
 ALIAS = "smollm2"
@@ -49,7 +56,8 @@ def with_local_engines(config: Config, replicas: Sequence[Replica], paths: Paths
         tokenizer=str(paths.weights),
         prices=PRICES,
     )
-    return msgspec.structs.replace(config, pools=(Pool(name="local", endpoints=endpoints),), models=(model,))
+    pool = Pool(name="local", endpoints=endpoints, discovery=Discovery(local=LocalProcesses()))  # others may join
+    return msgspec.structs.replace(config, pools=(pool,), models=(model,))
 
 
 def in_state_directory(config: Config, paths: Paths) -> Config:
@@ -61,15 +69,6 @@ def write(config: Config, path: Path) -> None:
     """As YAML that the front door reads, to this account only, since store URLs may hold passwords."""
     head = "# Written by `forebay up` at each start; edit your own forebay.yaml instead.\n"
     write_private(path, head + as_yaml(config, passwords=True))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Mode 0600 from its first byte on, and never half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    fresh.replace(path)
 
 
 def first_model(config: Config) -> str:

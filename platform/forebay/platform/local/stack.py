@@ -13,7 +13,7 @@ from msgspec import Struct
 from forebay.platform.config.model import Config
 from forebay.platform.local import engines, probe, settings, tenants, vllm, weights
 from forebay.platform.local.commands import LocalError
-from forebay.platform.local.paths import Paths, paths, try_lock
+from forebay.platform.local.paths import Paths, paths, try_lock, write_private
 from forebay.platform.local.process import Part
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.stores import HeldStores
@@ -199,7 +199,7 @@ class Stack:
         pids = {**self._stores.pids, **self.supervisor.pids}
         found = Running(os.getpid(), self.base_url, str(self.paths.config), pids)
         if found != self._announced:
-            settings.write_private(self.paths.running, msgspec.json.encode(found).decode())
+            write_private(self.paths.running, msgspec.json.encode(found).decode())
         self._announced = found
 
     async def _keep_announcing(self) -> None:

@@ -30,6 +30,7 @@ class Limits(Struct, frozen=True):
     pause: float = 1.0  # before the first restart; doubles with each end within the window
     pause_limit: float = 30.0
     probe_every: float = 0.25
+    leave: float = 2.0  # between the end of an announcement and that of the process: front doors look once a second
 
 
 class Supervisor:
@@ -71,6 +72,7 @@ class Supervisor:
         async with self._progress.step(part.name, "starting") as step:
             child = await self._spawn(part)
             await self._until_ready(child, step)
+            self._announce(child)
         self._guards[part.name] = asyncio.create_task(self._guard(part), name=f"guard {part.name}")
 
     async def run(self) -> None:
@@ -97,6 +99,10 @@ class Supervisor:
 
     async def _end(self, child: Child) -> None:
         async with self._progress.step(child.part.name, "stopping"):
+            if child.part.announced is not None:
+                child.part.announced.withdraw(child.pid)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._limits.leave)
             child.terminate()
             ended = asyncio.create_task(child.wait())
             hurry = asyncio.create_task(self._hurry.wait())
@@ -134,6 +140,8 @@ class Supervisor:
         while True:
             child = self._children[part.name]
             code = await child.wait()
+            if part.announced is not None:
+                part.announced.withdraw(child.pid)
             now = time.monotonic()
             ends = [at for at in ends if now - at < self._limits.window] + [now]
             if len(ends) > self._limits.restarts:
@@ -149,8 +157,17 @@ class Supervisor:
         with contextlib.suppress(PartError):
             async with self._progress.step(part.name, "starting again") as step:
                 await self._until_ready(child, step)
+                self._announce(child)
             return
         child.kill()
+
+    def _announce(self, child: Child) -> None:
+        if (announced := child.part.announced) is None:
+            return
+        try:
+            announced.make(child.pid)
+        except OSError as error:
+            raise PartError(f"{child.part.name} cannot be announced in {announced.path}: {error.strerror}") from None
 
     async def _bound_logs(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from forebay.platform.errors import ApiError
-from forebay.platform.local.settings import write_private
+from forebay.platform.local.paths import write_private
 from forebay.platform.tenancy.principal import Scope
 from forebay.platform.tenancy.records import Tenant
 from forebay.platform.tenancy.service import Tenancy

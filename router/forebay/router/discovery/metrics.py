@@ -39,13 +39,13 @@ class _Discoveries(Collector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
-            "forebay_discovery_up", "1 while the Kubernetes API can be followed", labels=["pool"]
+            "forebay_discovery_up", "1 while it can be followed which engines there are", labels=["pool"]
         )
         away = GaugeMetricFamily(
             "forebay_discovery_away_seconds", "Seconds for which endpoints are those known last", labels=["pool"]
         )
         pods = GaugeMetricFamily(
-            "forebay_discovery_endpoints", "Endpoints found, and pods that are none", labels=["pool", "kind"]
+            "forebay_discovery_endpoints", "Endpoints found, and pods or files that are none", labels=["pool", "kind"]
         )
         lists = CounterMetricFamily(
             "forebay_discovery_lists", "Times that objects were listed, instead of watched on", labels=["pool"]
