@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.platform.sharing.link import DEADLINE_S, HEARTBEAT_S, TELL_EVERY_S
+from forebay.platform.sharing.link import DEADLINE_S
 from forebay.platform.sharing.wire import channel_of, encoded
 from forebay.platform.stores import embedded
 from forebay.platform.stores.daemon import Daemon
 from forebay.platform.stores.valkey import create_client
 from forebay.router import Peers, Report
+from forebay.router.reporting import HEARTBEAT_S, TELL_EVERY_S
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
