@@ -98,6 +98,33 @@ def test_what_a_peer_says_again_is_not_new_work_and_what_it_booked_since_is() ->
     assert table.explain(("x", 100))["a"].queued_s == pytest.approx(3.0)
 
 
+def test_a_long_prompt_leaves_room_to_those_who_come_through_another_front_door() -> None:
+    one, other, alone = Door("one", "a", "b"), Door("other", "a", "b"), Table("a", "b")
+    for table in (one, alone):
+        table.serve(("a long one", 8_000), without=("a",))
+    long = ("another long one", 8_000)
+    assert one.explain(long)["a"].delayed_s == 0.0
+    for turn in range(20):
+        for table in (other, alone):
+            placed = table.place((f"{turn}", 100), without=("b",))
+            other.tell(one)
+            table.begin(placed)
+            other.tell(one)
+            table.end(placed)
+            other.tell(one)  # nothing is there now, and what came before is not new with the next
+    coming = [table.pool.members["a"].coming(table.now) for table in (one, alone)]
+    assert coming[0] == pytest.approx(coming[1]) == pytest.approx(20 / 60)
+    assert one.explain(long)["a"].delayed_s > 0.0
+
+
+def test_of_a_front_door_that_is_new_only_what_is_there_counts_as_coming() -> None:
+    table = Table("a")
+    heard(table, ("a", Share(2, 64, 100, 0, 1 << 30, 1 << 20)))
+    assert table.pool.members["a"].coming(table.now) == pytest.approx(2 / 60)
+    heard(table, ("a", Share(2, 64, 100, 0, 1 << 30, 5)), number=2)  # fewer than before: cannot be
+    assert table.pool.members["a"].coming(table.now) == pytest.approx(2 / 60)
+
+
 def test_one_queue_is_worked_off_once() -> None:
     table = Table("a")
     table.place(("ours", 4_000), stream=False)

@@ -278,10 +278,11 @@ class CorePool:
 
     def heard(self, member: Member, before: Share, after: Share, now: float) -> None:
         """A peer's part of an endpoint's load was `before` and is `after`. A request of a peer is as one of ours: it
-        takes the endpoint's turn, and what was there alone is so no more."""
+        takes the endpoint's turn, what was there alone is so no more, and more like it will come."""
         if after.booked > before.booked:
             self._turns += 1
             member.load.turn = self._turns
+        member.came(now, after.since(before))
         member.load.hear(before, after, now, member.rates.prefill_s)
 
     def answered(self, member: Member, now: float) -> None:
