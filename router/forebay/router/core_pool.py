@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from forebay.router.contexts import Contexts
+from forebay.router.contexts import Contexts, Step
 from forebay.router.guesses import Guesses
 from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
 from forebay.router.loads import Booking, Share
@@ -284,6 +284,14 @@ class CorePool:
             member.load.turn = self._turns
         member.came(now, after.since(before))
         member.load.hear(before, after, now, member.rates.prefill_s)
+
+    def stepped(self, steps: Iterable[Step], now: float) -> None:
+        """What requests of a peer made of contexts."""
+        for step in steps:
+            if (member := self.members.get(step.endpoint)) is not None:
+                self.contexts.hear(step, now)
+                if member.full:
+                    self.contexts.trim(member.name, member.blocks * member.block)
 
     def answered(self, member: Member, now: float) -> None:
         member.condition.answered(now)

@@ -39,7 +39,8 @@ class Reporter:
             return None
         self._number += 1
         self._told, self.due = entries, now + HEARTBEAT_S
-        return Report(self.replica, self._number, entries)
+        steps = self._peers.steps()  # those that nobody was there to hear are old when somebody is
+        return Report(self.replica, self._number, entries, steps if len(self._peers) else {})
 
     def hear(self, report: Report, now: float) -> Refusal | None:
         """Take a peer's report. A newcomer shall not wait to hear of us."""
