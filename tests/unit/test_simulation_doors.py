@@ -98,7 +98,7 @@ def test_what_a_killed_one_had_booked_is_forgotten_after_a_while() -> None:
         (member,) = made[0].doors[0].core.pools["simulated"].members.values()
         seen[some.now] = member.load.peers.in_flight
 
-    some.at(3.0, lambda: made[0].kill(0) and None)  # its requests are asked by nobody again
+    some.at(3.0, lambda: made[0].kill(0))  # its requests are asked by nobody again
     for when in (3.1, 3.0 + LASTING_S - 1.1, 3.0 + LASTING_S + TICK_S + 0.1):
         some.at(when, look)
     some.at(20.0, look)

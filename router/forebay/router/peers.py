@@ -4,6 +4,9 @@ A report is everything that one process has booked at one moment, and replaces t
 when it is heard, on our own clock: what clocks say elsewhere does not matter. A peer that is silent is let go of. Until
 then its queue becomes shorter with time as ours does, since it is the same engine that works it off.
 
+With it go the steps that contexts have taken since the last one. They are told once: one that is lost leaves a price a
+little wrong, and the context's next step sets it right.
+
 The sums that placement reads are changed when a report is heard, so a placement costs the same whatever the peers.
 """
 

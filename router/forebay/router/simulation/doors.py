@@ -1,7 +1,8 @@
 """Several front doors before the same engines, as a policy of the simulation: each with a core of its own.
 
 Requests come to any of them, a conversation's next turn too, as behind a load balancer that knows no sessions. All hear
-all KV events. What each has booked the others hear by its reports, as they do live, a little later; nothing else.
+all KV events. What each has booked and what became of contexts the others hear by its reports, as they do live and a
+little later; nothing else.
 """
 
 import random

@@ -90,7 +90,7 @@ class Fleet:
                 self._plan(max(self.now, self._waking), self._wake, self._waking)
         return self._told(waiting)
 
-    def at(self, when: float, act: Callable[[], None]) -> None:
+    def at(self, when: float, act: Callable[[], object]) -> None:
         """Have something happen then; `now` says that it is so late."""
         self._plan(when, act)
 
