@@ -54,7 +54,7 @@ class Fleet:
         self._delay = event_delay_s
         self._numbers = count()
         self._order = count()
-        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._agenda: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._turns: dict[int, tuple[Instance, int, Callable[[], None]]] = {}  # and what is to happen at the very end
         self._served: list[Request] = []
         self._waking = float("inf")
@@ -129,7 +129,7 @@ class Fleet:
     def _counts(self, request: Request) -> bool:
         return self._measured[0] <= request.asked_at <= self._measured[1]
 
-    def _plan(self, at: float, act: Callable[..., None], *arguments: Any) -> None:
+    def _plan(self, at: float, act: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._agenda, (at, next(self._order), act, arguments))
 
     # -- a request
