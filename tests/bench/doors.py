@@ -7,7 +7,6 @@ load are those of `tests.bench.routing`. The last line is one JSON object.
 """
 
 import argparse
-import functools
 import json
 import multiprocessing
 import statistics
@@ -32,6 +31,7 @@ from tests.bench.routing import AGENTS, SEEDS, UNTIL_S, shape_for
 RATES = (28_452.0, 20_965.0)  # tokens a second of each engine: loads 0.70 and 0.95 of `tests.bench.routing`
 AGAIN_S = 1.0  # until clients of a front door that was killed ask again
 ONE, TWO, KILLED = "1", "2", "2, one killed"
+_state: dict[str, Any] = {}  # of a process: the workload
 KEYS = ("ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "reuse")
 
 
@@ -57,7 +57,8 @@ class Result(Struct, frozen=True):
     cpu_s: float
 
 
-def measure(workload: Workload, trial: Trial) -> Result:
+def measure(trial: Trial) -> Result:
+    workload: Workload = _state["workload"]
     shape, began = trial.shape, time.process_time()
     doors: list[Doors] = []
 
@@ -130,13 +131,14 @@ def main() -> None:
         flush=True,
     )
     found: dict[str, Any] = {"replicas": shape.replicas, "seeds": list(options.seeds), "rates": {}}
+    _state["workload"] = workload  # a forked process has it already
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("fork")) as executor:
         for rate in options.rates:
             trials = [
                 Trial(doors, replace(shape, prefill=rate), seed)
                 for doors, seed in product((TWO, KILLED, ONE), options.seeds)
             ]
-            results = list(executor.map(functools.partial(measure, workload), trials))
+            results = list(executor.map(measure, trials))
             found["rates"][f"{rate:.0f}"] = table(results, rate)
     found["reuse_change_points"] = min(one["reuse_change_points"] for one in found["rates"].values())
     print(json.dumps(found))
