@@ -14,21 +14,24 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.platform.sharing.link import DEADLINE_S, HEARTBEAT_S, TELL_EVERY_S
+from forebay.platform.sharing.link import DEADLINE_S
 from forebay.platform.sharing.wire import channel_of, encoded
 from forebay.platform.stores import embedded
 from forebay.platform.stores.daemon import Daemon
 from forebay.platform.stores.valkey import create_client
 from forebay.router import Peers, Report
+from forebay.router.reporting import HEARTBEAT_S, TELL_EVERY_S
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.door import MODEL, Door, config, opened
 from tests.processes import front_door
 from tests.stores import state_directory
+from tests.virtual import tokens
 
 SLOW = Settings(token_seconds=0.2, answer_tokens=None)
 FAST = Settings(answer_tokens=None)
+HEARD = Settings(token_seconds=0.05, answer_tokens=None, kv_events="tcp://127.0.0.1:*", kv_replay="tcp://127.0.0.1:*")
 OpenDoors = Callable[..., AbstractAsyncContextManager[list[Door]]]
 
 
@@ -314,6 +317,59 @@ async def test_a_front_door_that_is_killed_is_forgotten_within_seconds(database:
             await asyncio.gather(*asking, return_exceptions=True)
             health = (await http.get(f"{b.url}/health")).json()
             assert (health["status"], health["load_sharing"]["peers"]) == ("ok", 0)
+
+
+async def test_what_a_killed_front_door_knew_and_served_goes_on_at_the_other(database: str, valkey: str) -> None:
+    """Processes, over engines whose events both follow; neither asks the other for its index."""
+    talk = tokens(("a conversation", 640)).tolist()
+    following = [*talk, *tokens(("its next turn", 64)).tolist()]
+    with state_directory() as directory:
+        for name in ("a", "b"):
+            (directory / name).mkdir()
+        async with AsyncExitStack() as stack:
+            engines = [await stack.enter_async_context(EngineDouble(HEARD)) for _ in range(2)]
+            events = [{"kvEvents": one.events.endpoint, "kvReplay": one.events.replay} for one in engines if one.events]
+            urls = [one.url for one in engines]
+            a = await stack.enter_async_context(
+                front_door(directory / "a", urls, model=MODEL, postgres=database, valkey=valkey, endpoints=events)
+            )
+            secrets = {"cacheSalt": str(directory / "a/secrets/cache-salt"),
+                       "keyHash": str(directory / "a/secrets/key-hash")}  # fmt: skip
+            b = await stack.enter_async_context(
+                front_door(directory / "b", urls, model=MODEL, postgres=database, valkey=valkey, endpoints=events,
+                           key=a.key, secrets=secrets)
+            )  # fmt: skip
+            http = await stack.enter_async_context(
+                httpx.AsyncClient(headers={"authorization": f"Bearer {a.key}"}, timeout=30.0)
+            )
+
+            async def ask(url: str, prompt: list[int], **body: Any) -> dict[str, Any]:
+                response = await http.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": prompt, **body})
+                assert response.status_code == 200, response.text
+                found: dict[str, Any] = response.json()
+                return found
+
+            async def cached_at_b() -> list[int]:
+                body = {"model": MODEL, "prompt": following}
+                response = await http.post(f"{b.url}/v1/explain/completions", json=body)
+                return [one["cached"] for one in response.json()["candidates"]]
+
+            async def b_hears_of_it() -> bool:
+                return sorted(await cached_at_b()) == [0, 640]
+
+            await ask(a.url, talk, max_tokens=1)
+            await eventually(b_hears_of_it)
+            prompts = [tokens((f"somebody {number}", 64)).tolist() for number in range(6)]
+            asking = [asyncio.create_task(ask(a.url, prompt, max_tokens=1_000)) for prompt in prompts]
+            await eventually(lambda: sum(one.scheduler.in_flight for one in engines) == 6)
+            os.kill(a.pid, signal.SIGKILL)
+            broken = await asyncio.gather(*asking, return_exceptions=True)
+            assert all(isinstance(one, httpx.TransportError) for one in broken)
+            again = await asyncio.gather(*(ask(b.url, prompt, max_tokens=4) for prompt in prompts))
+            assert [one["usage"]["completion_tokens"] for one in again] == [4] * 6
+            await eventually(lambda: sum(one.scheduler.in_flight for one in engines) == 0)  # what a had asked, too
+            usage = (await ask(b.url, following, max_tokens=1))["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 640
 
 
 async def stream(http: httpx.AsyncClient, url: str) -> None:

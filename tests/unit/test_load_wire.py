@@ -9,6 +9,7 @@ import pytest
 from forebay.platform.config.model import Config, Stores
 from forebay.platform.sharing.wire import SIZE_LIMIT, VERSION, WireError, channel_of, decoded, encoded
 from forebay.router import Entry, Report
+from forebay.router.contexts import MOST_STEPS, Step
 from forebay.router.loads import Share
 from forebay.router.peers import MOST_ENTRIES
 
@@ -25,8 +26,18 @@ def test_a_report_arrives_as_it_was() -> None:
 
 
 def test_the_largest_report_is_not_too_large() -> None:
-    entry = Entry("p" * 128, "e" * 133, Share(1 << 20, 1 << 40, 1 << 40, 1 << 40, 1 << 60))
-    assert len(decoded(encoded(Report("r" * 150, 1 << 40, [entry] * MOST_ENTRIES))).entries) == MOST_ENTRIES
+    entry = Entry("p" * 128, "e" * 133, Share(1 << 20, 1 << 40, 1 << 40, 1 << 40, 1 << 60, 1 << 60))
+    most = (1 << 64) - 1
+    step = Step("e" * 133, most, most, most, most, 1 << 40, 1 << 40, True, True, "s" * 64)
+    report = Report("r" * 150, 1 << 40, [entry] * MOST_ENTRIES, {"p" * 128: [step] * MOST_STEPS})
+    assert decoded(encoded(report)) == report
+
+
+def test_a_front_door_of_before_is_understood() -> None:
+    """Reports have grown at their ends: counts of requests, and steps."""
+    assert decoded(packed(VERSION, ["x", 7, [["main", "e", [1, 64, 500, 0, 900]]]])) == Report(
+        "x", 7, [Entry("main", "e", Share(1, 64, 500, 0, 900))]
+    )
 
 
 @pytest.mark.parametrize(("data", "why"), [

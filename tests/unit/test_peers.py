@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from forebay.platform.sharing.wire import decoded, encoded
+from forebay.router.contexts import GONE_S, MOST_STEPS, Step
 from forebay.router.loads import Share
 from forebay.router.peers import LASTING_S, MOST_ENTRIES, MOST_PEERS, Entry, Peers, Refusal, Report
 from tests.virtual import POOL, Table, endpoints_of
@@ -20,7 +21,8 @@ class Door(Table):
 
     def tell(self, *others: "Door") -> None:
         self.number += 1
-        report = decoded(encoded(Report(self.name, self.number, self.core.peers.own())))
+        peers = self.core.peers
+        report = decoded(encoded(Report(self.name, self.number, peers.own(), peers.steps())))
         for other in others:
             assert other.core.peers.hear(report, other.now) is None
 
@@ -96,6 +98,81 @@ def test_what_a_peer_says_again_is_not_new_work_and_what_it_booked_since_is() ->
     assert table.explain(("x", 100))["a"].queued_s == pytest.approx(4.5)
     table.now += 1.5
     assert table.explain(("x", 100))["a"].queued_s == pytest.approx(3.0)
+
+
+def test_a_long_prompt_leaves_room_to_those_who_come_through_another_front_door() -> None:
+    one, other, alone = Door("one", "a", "b"), Door("other", "a", "b"), Table("a", "b")
+    for table in (one, alone):
+        table.serve(("a long one", 8_000), without=("a",))
+    long = ("another long one", 8_000)
+    assert one.explain(long)["a"].delayed_s == 0.0
+    for turn in range(20):
+        for table in (other, alone):
+            placed = table.place((f"{turn}", 100), without=("b",))
+            other.tell(one)
+            table.begin(placed)
+            other.tell(one)
+            table.end(placed)
+            other.tell(one)  # nothing is there now, and what came before is not new with the next
+    coming = [table.pool.members["a"].coming(table.now) for table in (one, alone)]
+    assert coming[0] == pytest.approx(coming[1]) == pytest.approx(20 / 60)
+    assert one.explain(long)["a"].delayed_s > 0.0
+
+
+def test_of_a_front_door_that_is_new_only_what_is_there_counts_as_coming() -> None:
+    table = Table("a")
+    heard(table, ("a", Share(2, 64, 100, 0, 1 << 30, 1 << 20)))
+    assert table.pool.members["a"].coming(table.now) == pytest.approx(2 / 60)
+    heard(table, ("a", Share(2, 64, 100, 0, 1 << 30, 5)), number=2)  # fewer than before: cannot be
+    assert table.pool.members["a"].coming(table.now) == pytest.approx(2 / 60)
+
+
+def test_a_conversation_that_goes_on_elsewhere_is_one_context_everywhere() -> None:
+    one, other = Door("one", "a", "b"), Door("other", "a", "b")
+    said: list[tuple[str, int]] = []
+    for turn in range(6):
+        door, peer = (one, other) if turn % 2 else (other, one)
+        said.append((f"turn {turn}", 20_000))  # more than is looked back for an earlier turn's end
+        placed = door.place(*said, without=("b",) if turn < 3 else ("a",), session="talk" if turn else "")
+        door.tell(peer)
+        door.begin(placed)
+        door.end(placed, prompt_tokens=20_000 * (turn + 1), output=64, returns=True)
+        door.tell(peer)
+        for known in (one.pool.contexts, other.pool.contexts):
+            context = known.named("talk")
+            assert len(known) == 1
+            if turn:
+                assert context is not None
+                assert (context.tokens, context.returns) == (20_000 * (turn + 1) + 64, True)
+                assert (context.endpoint, context.running) == ("ab"[turn >= 3], 0)
+    priced = [door.pool.contexts.displaced("b", 50_000, door.now + 5) for door in (one, other)]
+    assert priced[0] == pytest.approx(priced[1])
+
+
+def test_what_a_killed_peer_ran_is_idle_and_ends_in_time() -> None:
+    one, other = Door("one", "a"), Door("other", "a")
+    other.place(("x", 1_000))
+    other.tell(one)
+    assert len(one.pool.contexts) == 1
+    one.now += GONE_S + 1
+    one.core.tick(one.now)
+    assert len(one.pool.contexts) == 0
+
+
+def test_steps_of_endpoints_and_pools_that_are_not_known_are_nobodys() -> None:
+    table = Table("a")
+    steps = [Step("gone", 0, 1, 2, 3, 1_000, 1_000), Step("a", 77, 0, 0, 0, 5, over=True)]
+    table.core.peers.hear(Report("other", 1, [], {POOL: steps, "another": steps}), table.now)
+    assert len(table.pool.contexts) == 0
+
+
+def test_steps_are_told_once_and_bounded() -> None:
+    door = Door("one", "a")
+    for number in range(MOST_STEPS // 2 + 10):
+        door.serve((f"{number}", 64))
+    (steps,) = door.core.peers.steps().values()
+    assert len(steps) == MOST_STEPS
+    assert door.core.peers.steps() == {}
 
 
 def test_one_queue_is_worked_off_once() -> None:

@@ -81,7 +81,10 @@ class Story:
 
     def tell(self, door: int, arrives: bool) -> None:
         self.numbers[door] += 1
-        self.last[door] = encoded(Report(self.names[door], self.numbers[door], self.tables[door].core.peers.own()))
+        self.last[door] = encoded(
+            Report(self.names[door], self.numbers[door], self.tables[door].core.peers.own(),
+                   self.tables[door].core.peers.steps())
+        )  # fmt: skip
         if arrives:
             self.repeat(door)
             mine = {entry.endpoint: entry.share for entry in self.tables[door].core.peers.own()}

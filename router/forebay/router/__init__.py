@@ -25,6 +25,7 @@ from forebay.router.remote.client import RemoteRouter
 from forebay.router.remote.server import RouterServer
 from forebay.router.remote.sockets import SocketInUseError, private_path
 from forebay.router.remote.wire import FrameError, Framer, frame
+from forebay.router.reporting import Reporter
 from forebay.router.routing import (
     Ask,
     Candidate,
@@ -82,6 +83,7 @@ __all__ = [
     "Refused",
     "RemoteRouter",
     "Report",
+    "Reporter",
     "Result",
     "Role",
     "Roster",

@@ -7,7 +7,9 @@ out of a cache.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
+
+from msgspec import Struct
 
 from forebay.router.odds import Odds
 from forebay.router.prefix.keys import GRID, Keys
@@ -18,6 +20,23 @@ GONE_S = 1_800.0  # idle for longer, a context is taken to be over
 _TAIL = 3  # keys at a prompt's end that clients write anew with the next turn: a reminder, an open block
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 INFLOW_S = 400.0  # over which what is stored is averaged
+MOST_STEPS = 1_024  # that wait to be told to other front doors
+
+
+class Step(Struct, frozen=True, array_like=True):
+    """A request of a context was placed, or is `over`: what other front doors cannot know. `was`: the last key of its
+    prompt before, 0 for a new one; `first`, `before`, `end`: as in `Context`, of the prompt."""
+
+    endpoint: str
+    was: int
+    first: int
+    before: int
+    end: int
+    tokens: int
+    stored: int = 0
+    over: bool = False
+    returns: bool | None = None
+    session: str = ""
 
 
 class Contexts:
@@ -30,6 +49,7 @@ class Contexts:
         self._sessions: dict[str, Context] = {}
         self._residents: dict[str, Resident] = {}
         self._odds = {False: Odds(), True: Odds()}  # by whether the last answer was a tool call
+        self.steps: deque[Step] = deque(maxlen=MOST_STEPS)  # since they were last told of
         self._next = 0
         self._stored = 0.0  # tokens, the older the less
         self._stored_at = 0.0
@@ -61,8 +81,30 @@ class Contexts:
     ) -> Context:  # fmt: skip
         """A request with such a prompt was sent to `endpoint`: of a context that is known, or of a new one. `stored`:
         tokens that the endpoint has not had yet, the answer's among them."""
-        self._stores(tokens if stored is None else stored, now)
+        stored = tokens if stored is None else stored
         context = self.find(keys, session, cached=cached)
+        was = context.end if context is not None else 0
+        first, end = (int(keys[0]), int(keys[-1])) if len(keys) else (0, 0)
+        before = int(keys[-1 - _TAIL]) if len(keys) > _TAIL else 0
+        step = Step(endpoint, was, first, before, end, tokens, stored, session=session)
+        context = self._take(context, step, now)
+        context.running += 1
+        self.steps.append(step)
+        return context
+
+    def hear(self, step: Step, now: float) -> None:
+        """Another front door placed or ended it. It counts as idle meanwhile: whoever runs it may never say that it is
+        over."""
+        context = self._ends.get(step.was) or self._ends.get(step.end)
+        if step.over:
+            if context is not None and context.endpoint == step.endpoint:
+                self._left(context, step.endpoint, step.tokens, step.returns, now)
+        else:
+            self._take(context, step, now).idle_at = now
+
+    def _take(self, context: Context | None, step: Step, now: float) -> Context:
+        """A request of it, or of a new one, was sent where `step` says."""
+        self._stores(step.stored, now)
         if context is None:
             self._next += 1
             context = self._known[self._next] = Context(self._next)
@@ -71,16 +113,15 @@ class Contexts:
             self._odds[context.returns is True].returned(now - context.idle_at)
         self._known.move_to_end(context.number)
         self._unname(context)
-        if session:
-            self._rename(context, session)
-        context.first, context.end = (int(keys[0]), int(keys[-1])) if len(keys) else (0, 0)
-        context.before = int(keys[-1 - _TAIL]) if len(keys) > _TAIL else 0
+        if step.session:
+            self._rename(context, step.session)
+        context.first, context.before, context.end = step.first, step.before, step.end
         for key in filter(None, (context.before, context.end)):
             self._ends[key] = context
-        context.endpoint, context.tokens, context.running = endpoint, tokens, context.running + 1
-        if (resident := self._residents.get(endpoint)) is None:
-            resident = self._residents[endpoint] = Resident(endpoint)
-        resident.use(context, tokens)
+        context.endpoint, context.tokens = step.endpoint, step.tokens
+        if (resident := self._residents.get(step.endpoint)) is None:
+            resident = self._residents[step.endpoint] = Resident(step.endpoint)
+        resident.use(context, step.tokens)
         return context
 
     def ended(self, number: int, endpoint: str, tokens: int, returns: bool | None, now: float) -> None:
@@ -89,6 +130,12 @@ class Contexts:
         if context is None:
             return
         context.running = max(0, context.running - 1)
+        self._left(context, endpoint, tokens, returns, now)
+        self.steps.append(
+            Step(endpoint, context.end, context.first, context.before, context.end, tokens, over=True, returns=returns)
+        )
+
+    def _left(self, context: Context, endpoint: str, tokens: int, returns: bool | None, now: float) -> None:
         context.tokens, context.idle_at, context.returns = tokens, now, returns
         if endpoint in self._residents:
             self._residents[endpoint].use(context, tokens)

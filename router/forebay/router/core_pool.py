@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from forebay.router.contexts import Contexts
+from forebay.router.contexts import Contexts, Step
 from forebay.router.guesses import Guesses
 from forebay.router.health import OUT, RETURNING, WHOLE, Card, Misfit, Well
 from forebay.router.loads import Booking, Share
@@ -278,11 +278,20 @@ class CorePool:
 
     def heard(self, member: Member, before: Share, after: Share, now: float) -> None:
         """A peer's part of an endpoint's load was `before` and is `after`. A request of a peer is as one of ours: it
-        takes the endpoint's turn, and what was there alone is so no more."""
+        takes the endpoint's turn, what was there alone is so no more, and more like it will come."""
         if after.booked > before.booked:
             self._turns += 1
             member.load.turn = self._turns
+        member.came(now, after.since(before))
         member.load.hear(before, after, now, member.rates.prefill_s)
+
+    def stepped(self, steps: Iterable[Step], now: float) -> None:
+        """What requests of a peer made of contexts."""
+        for step in steps:
+            if (member := self.members.get(step.endpoint)) is not None:
+                self.contexts.hear(step, now)
+                if member.full:
+                    self.contexts.trim(member.name, member.blocks * member.block)
 
     def answered(self, member: Member, now: float) -> None:
         member.condition.answered(now)

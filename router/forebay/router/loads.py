@@ -41,13 +41,18 @@ class Booking(Struct):
 
 class Share(Struct, frozen=True, array_like=True):
     """What one front door has booked on an endpoint. `booked`: tokens of prefill that it has booked there since it
-    started, so that what came between two reports is seen although as much has begun."""
+    started, and `came`: requests, so that what came between two reports is seen although as much has begun."""
 
     in_flight: int = 0
     output: int = 0
     prefill: int = 0
     silent: int = 0
     booked: int = 0
+    came: int = 0
+
+    def since(self, before: "Share") -> int:
+        """Requests that came between two reports. Of one that was not heard of before, those that are there."""
+        return max(0, min(self.came - before.came, self.in_flight))
 
 
 NOTHING = Share()
@@ -67,6 +72,7 @@ class Load(Struct):
     prefill: int = 0  # tokens of requests that have not begun
     silent: int = 0  # of those, tokens of requests that do not say when they begin
     booked: int = 0  # tokens of prefill that we have ever booked
+    came: int = 0  # requests that we have ever booked
     peers: Share = NOTHING
     _work: float = 0.0  # tokens left at `_at`, if the engine has worked all the time since
     _at: float = 0.0
@@ -93,6 +99,7 @@ class Load(Struct):
         self.waiting += 1
         self.prefill += booking.prefill
         self.booked += booking.prefill
+        self.came += 1
         if not booking.tells:
             self.silent += booking.prefill
 
@@ -118,7 +125,7 @@ class Load(Struct):
         peers = self.peers
         return Share(
             self.in_flight - peers.in_flight, self.output - peers.output, self.prefill - peers.prefill,
-            self.silent - peers.silent, self.booked,
+            self.silent - peers.silent, self.booked, self.came,
         )  # fmt: skip
 
     def hear(self, before: Share, after: Share, now: float, rate: float) -> None:

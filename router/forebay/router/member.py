@@ -65,8 +65,8 @@ class Member:
         """Requests a second that were sent there lately."""
         return self._coming * math.exp(min(0.0, self._came_at - now) / COMING_S)
 
-    def came(self, now: float) -> None:
-        self._coming = self.coming(now) + 1 / COMING_S
+    def came(self, now: float, requests: int = 1) -> None:
+        self._coming = self.coming(now) + requests / COMING_S
         self._came_at = now
 
     @property

@@ -4,6 +4,9 @@ A report is everything that one process has booked at one moment, and replaces t
 when it is heard, on our own clock: what clocks say elsewhere does not matter. A peer that is silent is let go of. Until
 then its queue becomes shorter with time as ours does, since it is the same engine that works it off.
 
+With it go the steps that contexts have taken since the last one. They are told once: one that is lost leaves a price a
+little wrong, and the context's next step sets it right.
+
 The sums that placement reads are changed when a report is heard, so a placement costs the same whatever the peers.
 """
 
@@ -14,6 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from forebay.router.contexts import MOST_STEPS, Step
 from forebay.router.core_pool import CorePool
 from forebay.router.loads import NOTHING, Load, Share
 from forebay.router.member import Member
@@ -35,11 +39,13 @@ class Entry(Struct, frozen=True, array_like=True):
 
 class Report(Struct, frozen=True, array_like=True):
     """What a front door has booked: an endpoint that is left out has nothing. `replica` is of one life of one process,
-    and `number` grows with each of its reports."""
+    and `number` grows with each of its reports. `steps`: what its requests made of contexts since the one before, by
+    pool; what is lost of them is not told again."""
 
     replica: Annotated[str, Meta(min_length=1, max_length=200)]
     number: int
     entries: list[Entry]
+    steps: dict[str, list[Step]] = {}
 
 
 class Refusal(StrEnum):
@@ -93,6 +99,16 @@ class Peers:
         ]
         return entries[:MOST_ENTRIES]
 
+    def steps(self) -> dict[str, list[Step]]:
+        """To report with it, once."""
+        found: dict[str, list[Step]] = {}
+        for name, pool in self._pools.items():
+            steps = pool.contexts.steps
+            if steps and sum(map(len, found.values())) + len(steps) <= MOST_STEPS:
+                found[name] = list(steps)
+                steps.clear()
+        return found
+
     def hear(self, report: Report, now: float) -> Refusal | None:
         """Take a peer's report. Entries of endpoints that are not known here, and numbers that cannot be, are left
         out."""
@@ -108,6 +124,9 @@ class Peers:
             log.info("front door %r is there: its load is reckoned with", report.replica)
         peer.number, peer.heard_at = report.number, now
         self._replace(peer, report.entries, now)
+        for name, steps in report.steps.items():
+            if (pool := self._pools.get(name)) is not None:
+                pool.stepped(steps[-MOST_STEPS:], now)
         return None
 
     def expire(self, now: float) -> None:

@@ -2,9 +2,8 @@
 
 A report is published, so that it is there at once, and nothing of it stays in Valkey: who hears it lets go of it by its
 own clock. So a process that is killed leaves nothing behind, nothing is read or written for a request, and what was
-lost on the way is made good by the next report, which is always whole. Reports go out when something has changed, at
-most every `TELL_EVERY_S`, and once in `HEARTBEAT_S` all the same. A front door hears its own as well: that is how it
-knows that others can.
+lost on the way is made good by the next report, which is always whole. `forebay.router.reporting` says when one goes
+out. A front door hears its own as well: that is how it knows that others can.
 
 Placement reads sums in memory and waits for none of this.
 """
@@ -22,14 +21,10 @@ from valkey.asyncio.client import PubSub
 from forebay.platform.sharing.wire import WireError, decoded, encoded
 from forebay.platform.stores.valkey import ERRORS, create_client
 from forebay.platform.tasks import end, ending
-from forebay.router import Contact, Entry, Peers, Report, Sharing
+from forebay.router import Contact, Peers, Reporter, Sharing
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S = 0.025
-FOR_EACH_PEER_S = 0.003  # at least, so that hearing all of them stays a small part of a core however many they are
-ALONE_S = 0.25
-HEARTBEAT_S = 1.0
 SILENT_S = 2.5  # without any report, our own among them: the connection is dead and does not say so
 DEADLINE_S = 0.25  # for each step: nobody waits for it, and a busy process shall not take Valkey to be away
 RETRY_S = 0.5
@@ -41,18 +36,17 @@ class LoadLink:
     """One process's link to its peers. `run` keeps it up. Raises `StoreError` for a URL that is none of Valkey's."""
 
     def __init__(self, peers: Peers, url: str, channel: str, name: str) -> None:
-        self.replica = f"{name[:128]}-{os.urandom(6).hex()}"  # a process that is started again is another one
+        # A process that is started again is another one.
+        self._reporter = Reporter(peers, f"{name[:128]}-{os.urandom(6).hex()}")
         self._peers = peers
         self._url = url
         self._channel = channel
-        self._number = 0
-        self._due = 0.0  # when to tell, whether or not anything has changed
         self._complained: set[str] = set()
         create_client(url)  # a URL that is wrong ends the start, not each attempt
         self._be(Sharing.STARTING)
 
     def __repr__(self) -> str:
-        return f"<LoadLink {self.replica} {self._peers.contact.sharing} [{len(self._peers)} peers]>"
+        return f"<LoadLink {self._reporter.replica} {self._peers.contact.sharing} [{len(self._peers)} peers]>"
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -75,22 +69,17 @@ class LoadLink:
             await heard.subscribe(self._channel)
             hearing = asyncio.create_task(self._hear(heard))
             stack.push_async_callback(_over, hearing)
-            self._due = 0.0
+            self._reporter.again()
             await self._tell(client, hearing)
 
     async def _tell(self, client: Valkey, hearing: "asyncio.Task[None]") -> None:
         """Until `hearing` is over; raises what it raised."""
-        told: list[Entry] | None = None
         while not hearing.done() and not ending():
-            now = time.monotonic()
-            if now >= self._due or len(self._peers):
-                entries = self._peers.own()
-                if now >= self._due or entries != told:
-                    self._number += 1
-                    told, self._due = entries, now + HEARTBEAT_S
-                    await client.publish(self._channel, encoded(Report(self.replica, self._number, entries)))
-                    _REPORTS.labels("told").inc()
-            await asyncio.sleep(max(TELL_EVERY_S, FOR_EACH_PEER_S * len(self._peers)) if len(self._peers) else ALONE_S)
+            report = self._reporter.report(time.monotonic())
+            if report is not None:
+                await client.publish(self._channel, encoded(report))
+                _REPORTS.labels("told").inc()
+            await asyncio.sleep(self._reporter.pause_s)
         if hearing.done():
             hearing.result()
 
@@ -112,17 +101,14 @@ class LoadLink:
         except WireError as error:
             self._refuse(str(error))
             return
-        if report.replica == self.replica:
+        if report.replica == self._reporter.replica:
             self._be(Sharing.UP)
             return
-        known = len(self._peers)
-        refusal = self._peers.hear(report, now)
+        refusal = self._reporter.hear(report, now)
         if refusal is not None:
             self._refuse(refusal.value)
             return
         _REPORTS.labels("heard").inc()
-        if len(self._peers) > known:
-            self._due = 0.0  # a newcomer shall not wait to hear of us
 
     def _refuse(self, why: str) -> None:
         _REPORTS.labels("refused").inc()

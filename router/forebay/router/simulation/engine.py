@@ -16,7 +16,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from forebay.router.simulation.blocks import Cache, Change, Pin
+from forebay.router.simulation.blocks import Blocks, Cache, Change, Pin
 from forebay.router.simulation.workload import Turn
 
 _NEVER = float("inf")
@@ -56,6 +56,7 @@ class Request(Struct, eq=False):
     left_s: float = 0.0  # of prefill
     pin: Pin | None = None
     offset: int = 0
+    stopped: bool = False
 
 
 class Engine:
@@ -88,6 +89,19 @@ class Engine:
         self._start(now)
         self.version += 1
 
+    def stop(self, request: Request, now: float) -> None:
+        """Nobody wants its answer any more. To be called with the engine at `now`; a prompt that is being computed is
+        computed to its end."""
+        request.stopped = True
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request is not self.computing and request.pin is not None:
+            self._answers = [one for one in self._answers if one[2] is not request]
+            heapq.heapify(self._answers)
+            self._release(request, now)
+        self._start(now)
+        self.version += 1
+
     def advance(self, now: float) -> tuple[list[Request], list[Request]]:
         """What began and what ended until `now`, which must not be after `next_at`."""
         began: list[Request] = []
@@ -105,8 +119,11 @@ class Engine:
             self._end(request, now)
             ended.append(request)
         if self.computing is not None and self.computing.left_s <= _SOON_S * prefill:
-            began.append(self._begin(self.computing, now))
-        if began or ended:
+            request = self._begin(self.computing, now)
+            if not request.stopped:
+                began.append(request)
+            self._start(now)
+        elif ended:
             self._start(now)
         self.version += 1
         return began, ended
@@ -148,14 +165,20 @@ class Engine:
         request.began_at = now
         self.news += self._stored
         self._stored = []
+        if request.stopped:
+            self._release(request, now)
+            return request
         heapq.heappush(self._answers, (self._steps + request.turn.output - 1, next(self._order), request))
         return request
 
     def _end(self, request: Request, now: float) -> None:
         request.ended_at = now
+        self._release(request, now, request.turn.kept)
+
+    def _release(self, request: Request, now: float, kept: Blocks | None = None) -> None:
+        """It uses its blocks no more; `kept` are those that it leaves behind, if there is room for them."""
         assert request.pin is not None
         self.cache.reserve(-self._answer(request))
-        kept = request.turn.kept
         if kept is not None and self.cache.room(kept, 0):
             more = self.cache.pin(kept, now)
             self.cache.release(request.pin, now)

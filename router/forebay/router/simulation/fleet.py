@@ -1,7 +1,7 @@
 """A fleet of engines, a policy before them, and the workload that comes (pure, on virtual time)."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -54,7 +54,7 @@ class Fleet:
         self._delay = event_delay_s
         self._numbers = count()
         self._order = count()
-        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._agenda: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._turns: dict[int, tuple[Instance, int, Callable[[], None]]] = {}  # and what is to happen at the very end
         self._served: list[Request] = []
         self._waking = float("inf")
@@ -90,6 +90,32 @@ class Fleet:
                 self._plan(max(self.now, self._waking), self._wake, self._waking)
         return self._told(waiting)
 
+    def at(self, when: float, act: Callable[[], object]) -> None:
+        """Have something happen then; `now` says that it is so late."""
+        self._plan(when, act)
+
+    def lose(self, requests: Iterable[Request], again_s: float) -> list[Request]:
+        """Whoever passed these on is gone: engines stop them, and their clients ask again, so much later. One that had
+        no first token has waited since it was first asked. What is asked again."""
+        again = []
+        for lost in requests:
+            if lost.engine >= 0:
+                self._moved(lost.engine)
+                self.engines[lost.engine].stop(lost, self.now)
+                self._schedule(lost.engine)
+            unbegun = self._unbegun.pop(lost.number, None) is not None
+            asked_at = lost.asked_at if unbegun else self.now + again_s
+            request = Request(next(self._numbers), lost.conversation, lost.turn, asked_at, offset=lost.offset)
+            self._turns[request.number] = self._turns.pop(lost.number)
+            self._unbegun[request.number] = request
+            self._owed += self._counts(request) - (unbegun and self._counts(lost))
+            self._plan(self.now + again_s, self._ask_policy, request)
+            again.append(request)
+        return again
+
+    def _ask_policy(self, request: Request) -> None:
+        self.policy.asked(request, self.now)
+
     def _told(self, waiting: list[tuple[float, int]]) -> Run:
         return Run(
             [one for one in self._served if self._counts(one)],
@@ -103,7 +129,7 @@ class Fleet:
     def _counts(self, request: Request) -> bool:
         return self._measured[0] <= request.asked_at <= self._measured[1]
 
-    def _plan(self, at: float, act: Callable[..., None], *arguments: Any) -> None:
+    def _plan(self, at: float, act: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._agenda, (at, next(self._order), act, arguments))
 
     # -- a request
@@ -118,15 +144,19 @@ class Fleet:
         self._turns[request.number] = (instance, number, over)
         self._unbegun[request.number] = request
         self._owed += self._counts(request)
-        self.policy.asked(request, self.now)
+        self._ask_policy(request)
 
     def _begun(self, request: Request) -> None:
+        if request.stopped:
+            return
         del self._unbegun[request.number]
         self._owed -= self._counts(request)
         self._served.append(request)
         self.policy.begun(request, self.now)
 
     def _ended(self, request: Request) -> None:
+        if request.stopped:
+            return
         self.policy.ended(request, self.now)
         instance, number, over = self._turns.pop(request.number)
         request.turn = instance.conversation.turns[number]  # without the arrays of this instance

@@ -50,15 +50,15 @@ class Prompts:
 
 
 class Forebay:
-    """`place` is timed by the caller; see `Core`."""
+    """One front door. `prompts` may be of several."""
 
     wake_at = 0.0
 
-    def __init__(self, engines: Sequence[Engine], send: Send, seed: int) -> None:
+    def __init__(self, engines: Sequence[Engine], send: Send, seed: int, prompts: Prompts | None = None) -> None:
         self._names = [f"e{number}" for number in range(len(engines))]
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._send = send
-        self._prompts = Prompts(engines[0].spec.block)
+        self._prompts = prompts or Prompts(engines[0].spec.block)
         self._bookings: dict[int, int] = {}
         self._asked: dict[int, Request] = {}
         self._tick_at = 0.0
@@ -99,7 +99,10 @@ class Forebay:
         self._pump(now)
 
     def news(self, engine: int, changes: Sequence[Change], now: float) -> None:
-        self.core.apply(_POOL, self._names[engine], [self._prompts.event(change) for change in changes])
+        self.heard(engine, [self._prompts.event(change) for change in changes])
+
+    def heard(self, engine: int, events: Sequence[Event]) -> None:
+        self.core.apply(_POOL, self._names[engine], events)
 
     def wake(self, now: float) -> None:
         if now >= self._tick_at:
