@@ -6,6 +6,7 @@ one tells what was found in all, until any of them is replaced.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import repeat
 from operator import and_, or_
 
@@ -13,8 +14,9 @@ from msgspec import Struct
 
 from forebay.router.prefix.claims import Table
 from forebay.router.prefix.keys import Keys
+from forebay.router.prefix.marks import having, having_each, marks
 
-STEP = 256  # keys looked up at a time: most prompts are not held anywhere, and end at once
+STEP = 256  # keys looked up at a time: most prompts are not held anywhere, and end at once; whole groups of marks
 _MOST = 32  # sets of holders in a step that is kept
 
 Changes = dict[int, int]  # the sets of holders in a step of keys, and where each is met first, in that order
@@ -42,38 +44,51 @@ class _Kept(int):
         return int(self) ^ other
 
 
-def runs(keys: Keys, holders: int, fast: Sequence[Table], slow: Sequence[Table]) -> tuple["Runs", "Runs"]:
-    """How far each of `holders` has the keys from the first one on without a gap: in any of the tables, and in one of
-    `fast` alone."""
+def runs(
+    keys: Keys, holders: int, fast: Table, expected: Table, slow: Iterable[Table]
+) -> tuple["Runs", "Runs"]:
+    """How far each of `holders` has the keys from the first one on without a gap: in any of the tables, and in `fast`
+    or `expected` alone. Of what is expected the table has marks."""
     slow = [table for table in slow if table]
-    first, *others = [table for table in fast if table] or fast
     quick = Runs(holders)
     whole = Runs(holders) if slow else quick
     for start in range(0, len(keys), STEP):
         if not whole.left:
             break
         step = keys[start : start + STEP]
-        changes = _changes(first, step)
-        quick.go_on(start, step, changes, first, others)
+        changes = _changes(fast, step) if fast else {0: 0}
+        quick.go_on(start, step, changes, fast, expected, ())
         if whole is not quick:
-            whole.go_on(start, step, changes, first, [*others, *slow])
+            whole.go_on(start, step, changes, fast, expected, slow)
     quick.end(len(keys))
     whole.end(len(keys))
     return whole, quick
 
 
 def _changes(table: Table, step: Keys) -> Changes:
+    return _seen(table, step) or _look(table, step.tolist(), whole=len(step) == STEP)
+
+
+def _marked(table: Table, step: Keys, start: int) -> Changes:
+    """The same of a table of marks, the last of which is a whole step's last key."""
+    return _seen(table, step) or _look(table, sum(marks(step, start), []), whole=len(step) == STEP)
+
+
+def _seen(table: Table, step: Keys) -> Changes | None:
     last = int(step[-1])
     value = table.get(last, 0)
     if type(value) is _Kept and value.seen.holds and value.seen.last == last:  # and so do all keys before agree
         return value.seen.changes
-    keys = step.tolist()
+    return None
+
+
+def _look(table: Table, keys: list[int], *, whole: bool) -> Changes:
     found = list(map(table.get, keys, repeat(0)))
     changes = _firsts(found)
-    if len(keys) == STEP and 0 not in changes and len(changes) <= _MOST:
+    if whole and 0 not in changes and len(changes) <= _MOST:
         for before in {id(one): one for one in found if type(one) is _Kept}.values():
             before.seen.holds = False  # of a prompt that parts from this one within the step: its values are replaced
-        seen = _Seen(last, changes)
+        seen = _Seen(keys[-1], changes)
         kept = {holders: _Kept(holders) for holders in changes}
         for each in kept.values():
             each.seen = seen
@@ -93,26 +108,34 @@ class Runs:
         self.left = holders
         self.ended: list[tuple[int, int]] = []
 
-    def go_on(self, start: int, step: Keys, changes: Changes, first: Table, others: Iterable[Table]) -> None:
-        """`changes` are those of `first` in a `step` of keys, which begins with number `start`."""
+    def go_on(
+        self, start: int, step: Keys, changes: Changes, fast: Table, expected: Table, slow: Sequence[Table]
+    ) -> None:
+        """`changes` are those of `fast` in a `step` of keys, which begins with number `start`."""
         for holders, at in changes.items():  # only where a set is new can somebody be lost
             left = self.left & holders
             if left != self.left:
-                key, lost = int(step[at]), self.left ^ left
-                for table in others:
-                    if table.get(key, 0) & lost:
-                        self._go_on_with(start, step, (first, *others))
-                        return
-                self._end(start + at, left)
+                lost, key = self.left ^ left, int(step[at])
+                more = having(expected, step, start, at, lost) if expected else 0
+                for table in slow:
+                    more |= lost & table.get(key, 0)
+                self._end(start + at, left | more)
+                if more:
+                    self._go_on_with(start, step, changes, fast, expected, slow)
+                    return
 
-    def _go_on_with(self, start: int, step: Keys, tables: Iterable[Table]) -> None:
-        """Somebody has in one table what it lacks in another."""
-        keys, mine = step.tolist(), repeat(self.left)
-        found = [0] * len(keys)
-        for table in tables:
-            found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
-        for holders, at in _firsts(found).items():
-            self._end(start + at, self.left & holders)
+    def _go_on_with(
+        self, start: int, step: Keys, changes: Changes, fast: Table, expected: Table, slow: Sequence[Table]
+    ) -> None:
+        """Somebody has in another table what it lacks in `fast`."""
+        lacking = self.left & ~reduce(and_, changes)
+        if not expected or lacking & ~reduce(and_, _marked(expected, step, start)):
+            keys, mine = step.tolist(), repeat(self.left)
+            found = having_each(expected, step, start, self.left)
+            for table in (fast, *slow):
+                found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
+            for holders, at in _firsts(found).items():
+                self._end(start + at, self.left & holders)
 
     def end(self, count: int) -> None:
         """There are no more than `count` keys."""
