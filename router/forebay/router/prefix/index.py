@@ -1,6 +1,7 @@
 """Who holds the beginning of a prompt: the index of one pool (pure)."""
 
 from collections.abc import Sequence
+from math import inf
 from operator import attrgetter
 from typing import cast
 
@@ -17,7 +18,7 @@ from forebay.router.prefix.speculation import Expected
 from forebay.router.prefix.sums import Sums
 
 _SWEEP = 1024  # blocks of holders that were cleared, taken back with each batch
-_ENDED = 8192  # keys kept of what is expected that are ended at once, some 2 ms, and the rest of one prompt's
+_ENDED = 4096  # marks of what is expected that are ended at once, and the rest of one prompt's: some 2 ms
 _UNSWEPT = 4  # times that one holder may be cleared before its earlier blocks are taken back
 _CLEARLY = 256  # tokens that an engine may report less: it computes a prompt's last block again, however large
 
@@ -62,6 +63,7 @@ class Index:
         self._holders: dict[str, Holder] = {}
         self._names: dict[int, str] = {}  # of attached holders, by bit
         self._attached = 0  # their bits
+        self._now = -inf  # up to which what was expected has ended, or ends now
         self._unswept: list[Holder] = []
         self._free: list[int] = []  # bits
         self._bits = 0  # ever used
@@ -143,6 +145,7 @@ class Index:
         """Take the holder to have `keys`, from number `start` on, until then: a request with them was sent to it."""
         if (holder := self._holders.get(name)) is not None and start < len(keys):
             holder.expected.add(keys[start:], start, until)
+            holder.expected.expire(self._now, _ENDED // 4)
 
     def observe(self, name: str, keys: Keys, *, claimed: int, cached: int, until: float) -> None:
         """The engine found `cached` tokens of a prompt where `claimed` had been said. What it has beyond what is known
@@ -161,7 +164,9 @@ class Index:
 
     def expire(self, now: float) -> None:
         """End what was expected until now, the longest due first, and at most so much that nobody waits for it. To be
-        called often: what ended still counts for `match` until then."""
+        called often: what ended still counts for `match` until then. What is left is ended beside what is expected
+        next, so that it cannot become more and more."""
+        self._now = now
         due = [holder.expected for holder in self._holders.values() if holder.expected.due <= now]
         most = _ENDED
         for expected in sorted(due, key=attrgetter("due")):

@@ -6,7 +6,6 @@ group is kept, and the last of all. Two prompts that part beyond the first 2,048
 more than is found; to keep every key took eight times as long.
 """
 
-from functools import reduce
 from itertools import accumulate, repeat
 from operator import and_, or_
 
@@ -18,8 +17,8 @@ EACH = 8  # keys, a power of two: 256 tokens, by which engines' counts of cached
 
 
 def marks(keys: Keys, first: int) -> tuple[list[int], list[int]]:
-    """What is kept of `keys`, which are a prompt's from number `first` on: near ones, and ends of groups. Whoever has it
-    has, by that, what is before `keys` in their group as well."""
+    """What is kept of `keys`, which are a prompt's from number `first` on: near ones, and ends of groups. They speak
+    for what is before `keys` in their group as well."""
     if first + len(keys) <= NEAR:
         return keys.tolist(), []
     begin = max(NEAR, first)
@@ -32,7 +31,10 @@ def marks(keys: Keys, first: int) -> tuple[list[int], list[int]]:
 def having(table: Table, step: Keys, start: int, at: int, who: int) -> int:
     """Those of `who` that have the key at `at` of a step of keys, which begins with number `start`, as a group does."""
     end = at + 1 if start + at < NEAR else (at | EACH - 1) + 1
-    return reduce(or_, map(and_, map(table.get, step[at:end].tolist(), repeat(0)), repeat(who)))
+    found = 0
+    for holders in map(table.get, step[at:end].tolist(), repeat(0)):
+        found |= who & holders
+    return found
 
 
 def having_each(table: Table, step: Keys, start: int, who: int) -> list[int]:

@@ -44,22 +44,20 @@ class _Kept(int):
         return int(self) ^ other
 
 
-def runs(
-    keys: Keys, holders: int, fast: Table, expected: Table, slow: Iterable[Table]
-) -> tuple["Runs", "Runs"]:
+def runs(keys: Keys, holders: int, fast: Table, expected: Table, slow: Iterable[Table]) -> tuple["Runs", "Runs"]:
     """How far each of `holders` has the keys from the first one on without a gap: in any of the tables, and in `fast`
     or `expected` alone. Of what is expected the table has marks."""
     slow = [table for table in slow if table]
-    quick = Runs(holders)
-    whole = Runs(holders) if slow else quick
+    quick = Runs(holders, fast, expected)
+    whole = Runs(holders, fast, expected, slow) if slow else quick
     for start in range(0, len(keys), STEP):
         if not whole.left:
             break
         step = keys[start : start + STEP]
         changes = _changes(fast, step) if fast else {0: 0}
-        quick.go_on(start, step, changes, fast, expected, ())
+        quick.go_on(start, step, changes)
         if whole is not quick:
-            whole.go_on(start, step, changes, fast, expected, slow)
+            whole.go_on(start, step, changes)
     quick.end(len(keys))
     whole.end(len(keys))
     return whole, quick
@@ -71,7 +69,10 @@ def _changes(table: Table, step: Keys) -> Changes:
 
 def _marked(table: Table, step: Keys, start: int) -> Changes:
     """The same of a table of marks, the last of which is a whole step's last key."""
-    return _seen(table, step) or _look(table, sum(marks(step, start), []), whole=len(step) == STEP)
+    if (seen := _seen(table, step)) is not None:
+        return seen
+    near, ends = marks(step, start)
+    return _look(table, near + ends, whole=len(step) == STEP)
 
 
 def _seen(table: Table, step: Keys) -> Changes | None:
@@ -104,38 +105,38 @@ class Runs:
     """`ended`: (number of keys, the holders that have just so many), ascending, without holders of none. `left`: those
     that have all keys so far."""
 
-    def __init__(self, holders: int) -> None:
+    def __init__(self, holders: int, fast: Table, expected: Table, slow: Sequence[Table] = ()) -> None:
+        self._fast = fast
+        self._expected = expected
+        self._slow = slow
         self.left = holders
         self.ended: list[tuple[int, int]] = []
 
-    def go_on(
-        self, start: int, step: Keys, changes: Changes, fast: Table, expected: Table, slow: Sequence[Table]
-    ) -> None:
-        """`changes` are those of `fast` in a `step` of keys, which begins with number `start`."""
+    def go_on(self, start: int, step: Keys, changes: Changes) -> None:
+        """`changes` are those of the fast table in a `step` of keys, which begins with number `start`."""
         for holders, at in changes.items():  # only where a set is new can somebody be lost
             left = self.left & holders
             if left != self.left:
                 lost, key = self.left ^ left, int(step[at])
-                more = having(expected, step, start, at, lost) if expected else 0
-                for table in slow:
+                more = having(self._expected, step, start, at, lost) if self._expected else 0
+                for table in self._slow:
                     more |= lost & table.get(key, 0)
                 self._end(start + at, left | more)
                 if more:
-                    self._go_on_with(start, step, changes, fast, expected, slow)
+                    self._go_on_with(start, step, changes)
                     return
 
-    def _go_on_with(
-        self, start: int, step: Keys, changes: Changes, fast: Table, expected: Table, slow: Sequence[Table]
-    ) -> None:
-        """Somebody has in another table what it lacks in `fast`."""
+    def _go_on_with(self, start: int, step: Keys, changes: Changes) -> None:
+        """Somebody has in another table what it lacks in the fast one."""
         lacking = self.left & ~reduce(and_, changes)
-        if not expected or lacking & ~reduce(and_, _marked(expected, step, start)):
-            keys, mine = step.tolist(), repeat(self.left)
-            found = having_each(expected, step, start, self.left)
-            for table in (fast, *slow):
-                found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
-            for holders, at in _firsts(found).items():
-                self._end(start + at, self.left & holders)
+        if self._expected and not lacking & ~reduce(and_, _marked(self._expected, step, start)):
+            return  # it is expected of all of them
+        keys, mine = step.tolist(), repeat(self.left)
+        found = having_each(self._expected, step, start, self.left)
+        for table in (self._fast, *self._slow):
+            found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
+        for holders, at in _firsts(found).items():
+            self._end(start + at, self.left & holders)
 
     def end(self, count: int) -> None:
         """There are no more than `count` keys."""

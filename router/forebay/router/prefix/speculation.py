@@ -5,28 +5,35 @@ import heapq
 from itertools import count, islice, repeat
 from math import inf
 
+from msgspec import Struct
+
 from forebay.router.prefix.claims import Claims
 from forebay.router.prefix.keys import Keys
 from forebay.router.prefix.marks import EACH, marks
 from forebay.router.prefix.sizes import Counts
 
-_Term = tuple[float, int]  # until when, and how many keys one speaks for
-_UNKNOWN: _Term = (inf, 0)
-_NEVER: _Term = (-inf, 0)
+
+class _Term(Struct, eq=False, gc=False):
+    """How long marks are expected that were told together, and how many keys each speaks for. Some may have passed into
+    a longer one meanwhile."""
+
+    until: float
+    each: int
+    marks: list[int]
 
 
 class Expected:
-    """What is expected of one holder: marks, as claims in a table of their own. Its length is in keys, those that are
-    not kept included, and so is `most`."""
+    """What is expected of one holder: marks, as claims in a table of their own. Its length is in keys, those that marks
+    speak for included, and so is `most`."""
 
     def __init__(self, claims: Claims, counts: Counts, most: int) -> None:
         self._counts = counts
         self._claims = claims
         self._most = most
-        self._terms: dict[int, _Term] = {}
+        self._terms: dict[int, _Term] = {}  # by mark
         self._length = 0
-        self._queue: list[tuple[float, int, int, list[int]]] = []  # as they end: until, order, `_Term[1]`, marks
-        self._queued = 0  # keys in the queue, some of them twice
+        self._queue: list[tuple[float, int, _Term]] = []  # as they end, or later if they were renewed
+        self._queued = 0  # keys in the queue, those that have passed into another term twice
         self._order = count()
 
     def __len__(self) -> int:
@@ -34,40 +41,45 @@ class Expected:
 
     @property
     def due(self) -> float:
-        """When the next ends."""
+        """Nothing ends before."""
         return self._queue[0][0] if self._queue else inf
 
     def add(self, keys: Keys, first: int, until: float) -> None:
         """Take `keys`, a prompt's from number `first` on, to be held until `until`, or as long as they are already.
         Beyond the bound, what ends first ends at once."""
         near, ends = marks(keys[: self._most], first)
-        if near:
-            self._take(near, (until, 1))
-        if ends:
-            self._take(ends, (until, EACH))
+        for some, each in ((near, 1), (ends, EACH)):
+            if some:
+                self._take(some, each, until)
         while self._length > self._most or self._queued > 2 * self._most:
-            self._counts.lapsed += self._end_first()
+            before = self._length
+            self._end_first()
+            self._counts.lapsed += before - self._length
 
-    def _take(self, keys: list[int], term: _Term) -> None:
-        terms = self._terms
-        fresh = [key for key in keys if key not in terms]
-        if len(fresh) < len(keys):
-            keys = [key for key in keys if terms.get(key, _NEVER) < term]
-        if keys:
-            until, each = term
-            before = len(terms)
-            terms.update(dict.fromkeys(keys, term))
-            self._length += each * (len(terms) - before)
+    def _take(self, some: list[int], each: int, until: float) -> None:
+        known = list(map(self._terms.get, some, repeat(None)))
+        same = known[0]
+        if same is not None and len(same.marks) == len(some) == known.count(same):
+            same.until = max(same.until, until)
+            return
+        fresh = [mark for mark, term in zip(some, known, strict=True) if term is None]
+        some = [mark for mark, term in zip(some, known, strict=True) if term is None or term.until < until]
+        if some:
             self._claims.claim(fresh, 0)
-            heapq.heappush(self._queue, (until, next(self._order), each, keys))
-            self._queued += each * len(keys)
+            before = len(self._terms)
+            self._terms.update(dict.fromkeys(some, term := _Term(until, each, some)))
+            self._length += each * (len(self._terms) - before)
+            self._enqueue(term)
+
+    def _enqueue(self, term: _Term) -> None:
+        heapq.heappush(self._queue, (term.until, next(self._order), term))
+        self._queued += term.each * len(term.marks)
 
     def expire(self, now: float, most: int) -> int:
-        """End what is due, and stop after `most` keys that are kept. Returns how many there were."""
+        """End what is due, and stop after `most` marks. Returns how many there were."""
         ended = 0
         while self.due <= now and ended < most:
-            ended += len(self._queue[0][3])
-            self._end_first()
+            ended += self._end_first()
         return ended
 
     def drop(self, keys: Keys) -> None:
@@ -80,13 +92,17 @@ class Expected:
         return len(some)
 
     def _end_first(self) -> int:
-        """Returns how many keys are expected no more."""
-        until, _, each, keys = heapq.heappop(self._queue)
-        self._queued -= each * len(keys)
-        known, term, before = self._terms.get, (until, each), self._length
-        self._end([key for key in keys if known(key, _UNKNOWN) <= term])
-        return before - self._length
+        """End the first in the queue, unless it was renewed. Returns how many marks there were."""
+        until, _, term = heapq.heappop(self._queue)
+        self._queued -= term.each * len(term.marks)
+        if until < term.until:
+            self._enqueue(term)
+            return 0
+        self._end([mark for mark in term.marks if self._terms.get(mark) is term])
+        return len(term.marks)
 
-    def _end(self, keys: list[int]) -> None:
-        self._length -= sum(each for _, each in map(self._terms.pop, keys, repeat(_UNKNOWN)))
-        self._claims.end(keys, 0)
+    def _end(self, some: list[int]) -> None:
+        for mark in some:
+            if (term := self._terms.pop(mark, None)) is not None:
+                self._length -= term.each
+        self._claims.end(some, 0)
