@@ -69,7 +69,7 @@ class NaiveHolder:
     def __init__(self) -> None:
         self.blocks: dict[Hash, Block] = {}
         self.waiting: list[tuple[Stored, list[Hash]]] = []  # and what was removed of it meanwhile
-        self.expected: dict[tuple[Seed, Tokens], float] = {}  # where it is kept
+        self.expected: dict[tuple[Seed, Tokens], tuple[float, Tokens]] = {}  # where it is kept; of which prompt
         self.unknown = 0
 
     def apply(self, event: Event) -> None:
@@ -91,12 +91,22 @@ class NaiveHolder:
         return position - GRID
 
     def expect(self, tokens: Tokens, seed: Seed, start: int, until: float) -> None:
-        """Beyond the near keys it is kept at the last of each group and of the prompt alone, for what it costs."""
+        """Beyond the near keys it is kept at the last of each group and of the prompt alone, for what it costs, and
+        where it parts from a prompt that is expected."""
         last = len(tokens) // GRID
-        for number in range(start, last):
-            if number in (group_end(number), last - 1):
-                key = (seed, tokens[: (number + 1) * GRID])
-                self.expected[key] = max(self.expected.get(key, 0), until)
+        kept = [number for number in range(start, last) if number in (group_end(number), last - 1)]
+        ends = [number for number in kept if number >= marks.NEAR]
+        new = next((end for end in ends if (seed, tokens[: (end + 1) * GRID]) not in self.expected), 0)
+        begin = new - new % marks.EACH
+        other = self.expected.get((seed, tokens[: begin * GRID]))
+        if new and begin >= start and other:
+            group = range(begin, min(begin + marks.EACH, last, len(other[1]) // GRID))
+            shared = [n for n in group if tokens[: (n + 1) * GRID] == other[1][: (n + 1) * GRID]]
+            kept += shared[-1:]
+        for number in kept:
+            key = (seed, tokens[: (number + 1) * GRID])
+            if key not in self.expected or self.expected[key][0] < until:
+                self.expected[key] = until, tokens
 
     def _expects(self, prompt: Tokens, position: int, seed: Seed) -> bool:
         """A key speaks for those before it in its group."""

@@ -132,7 +132,7 @@ class IndexMachine(RuleBasedStateMachine):
         for index in (self.batched, self.single):
             index.expire(self.now)
         for holder in self.naive.values():
-            holder.expected = {key: until for key, until in holder.expected.items() if until > self.now}
+            holder.expected = {key: one for key, one in holder.expected.items() if one[0] > self.now}
 
     @rule(name=st.sampled_from(HOLDERS))
     def flush(self, name: str) -> None:

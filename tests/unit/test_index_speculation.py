@@ -82,17 +82,30 @@ def test_prompts_that_part_late_share_what_is_before_in_steps_of_256_tokens() ->
     index.attach("a")
     index.expect("a", keys(LONG), 0, until=5.0)
     found = {}
-    for parted in (512, 2016, 2048, 2080, 3000, 4000, 5000):
+    for parted in (512, 4064, 4096, 4128, 4480, 6000):
         other = LONG[:parted] + prompt(3, 3200)
         found[parted] = index.held("a", keys(other)).tokens
-    assert found == {512: 512, 2016: 2016, 2048: 2048, 2080: 2048, 3000: 2816, 4000: 3840, 5000: 4864}
+    assert found == {512: 512, 4064: 4064, 4096: 4096, 4128: 4096, 4480: 4352, 6000: 5888}
+
+
+def test_of_several_that_part_at_one_place_the_third_finds_all_that_is_shared() -> None:
+    index = Index(WEIGHTS)
+    index.attach("a")
+    found = []
+    for number in range(3, 7):
+        other = keys(LONG[:5000] + prompt(number, 3200))
+        found.append(index.held("a", other).tokens)
+        index.expect("a", other, found[-1] // 32, until=5.0)
+    assert found == [0, 4864, 4992, 4992]
+    index.expire(5.0)
+    assert index.sizes().expected == 0
 
 
 def test_a_conversation_goes_on_just_where_it_was() -> None:
     index = Index(WEIGHTS)
     index.attach("a")
     before = 0
-    for tokens in (2500, 2560, 2600, 4000, 4040, len(LONG)):
+    for tokens in (2500, 4160, 4352, 4400, 4500, len(LONG)):
         turn = keys(LONG[:tokens])
         assert index.held("a", turn).tokens == before * 32
         index.expect("a", turn, before, until=5.0)

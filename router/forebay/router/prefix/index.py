@@ -144,7 +144,7 @@ class Index:
     def expect(self, name: str, keys: Keys, start: int, until: float) -> None:
         """Take the holder to have `keys`, from number `start` on, until then: a request with them was sent to it."""
         if (holder := self._holders.get(name)) is not None and start < len(keys):
-            holder.expected.add(keys[start:], start, until)
+            holder.expected.add(keys, start, until)
             holder.expected.expire(self._now, _ENDED // 4)
 
     def observe(self, name: str, keys: Keys, *, claimed: int, cached: int, until: float) -> None:
@@ -154,10 +154,9 @@ class Index:
         if holder is None:
             return
         known = self.held(name, keys).tokens
-        more = keys[known // GRID : cached // GRID]
-        if len(more):
-            self.counts.healed += len(more)
-            holder.expected.add(more, known // GRID, until)
+        if (more := cached // GRID - known // GRID) > 0:
+            self.counts.healed += more
+            holder.expected.add(keys[: cached // GRID], known // GRID, until)
         if claimed - cached > _CLEARLY:
             self.counts.mismatches += 1
             holder.expected.drop(keys[-(-cached // GRID) : claimed // GRID])

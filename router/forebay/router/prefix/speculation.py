@@ -9,17 +9,19 @@ from msgspec import Struct
 
 from forebay.router.prefix.claims import Claims
 from forebay.router.prefix.keys import Keys
-from forebay.router.prefix.marks import EACH, marks
+from forebay.router.prefix.marks import EACH, group, marks
 from forebay.router.prefix.sizes import Counts
 
 
 class _Term(Struct, eq=False, gc=False):
-    """How long marks are expected that were told together, and how many keys each speaks for. Some may have passed into
-    a longer one meanwhile."""
+    """How long marks are expected that were told together, how many keys each speaks for, and the prompt's keys, from
+    number `first` on. Some may have passed into a longer one meanwhile."""
 
     until: float
     each: int
     marks: list[int]
+    keys: Keys
+    first: int
 
 
 class Expected:
@@ -45,30 +47,49 @@ class Expected:
         return self._queue[0][0] if self._queue else inf
 
     def add(self, keys: Keys, first: int, until: float) -> None:
-        """Take `keys`, a prompt's from number `first` on, to be held until `until`, or as long as they are already.
+        """Take a prompt's `keys` from number `first` on to be held until `until`, or as long as they are already.
         Beyond the bound, what ends first ends at once."""
-        near, ends = marks(keys[: self._most], first)
-        for some, each in ((near, 1), (ends, EACH)):
+        told = keys[first : first + self._most].copy()
+        near, ends = marks(told, first)
+        for some, each in ((self._parting(keys, first, ends), EACH), (near, 1), (ends, EACH)):
             if some:
-                self._take(some, each, until)
+                self._take(_Term(until, each, some, told, first))
         while self._length > self._most or self._queued > 2 * self._most:
             before = self._length
             self._end_first()
             self._counts.lapsed += before - self._length
 
-    def _take(self, some: list[int], each: int, until: float) -> None:
-        known = list(map(self._terms.get, some, repeat(None)))
+    def _parting(self, keys: Keys, first: int, ends: list[int]) -> list[int]:
+        """Where the prompt parts from another, others may, so that a mark is worth its room: of a burst that shares a
+        beginning, the third and on find all of it. `ends` of groups are still to be told. None, or one."""
+        new = next((number for number, mark in enumerate(ends) if mark not in self._terms), None)
+        if new is None:
+            return []
+        start, end = group(first, new)
+        other = self._terms.get(int(keys[start - 1])) if start >= first else None
+        if other is None or other.first > start:
+            return []
+        theirs, ours = other.keys[start - other.first : end - other.first], keys[start:end]
+        most = min(len(theirs), len(ours))
+        shared = int((theirs[:most] == ours[:most]).sum())
+        return [int(ours[shared - 1])] if 0 < shared < len(ours) else []
+
+    def _take(self, term: _Term) -> None:
+        known = list(map(self._terms.get, term.marks, repeat(None)))
         same = known[0]
-        if same is not None and len(same.marks) == len(some) == known.count(same):
-            same.until = max(same.until, until)
+        if same is not None and len(same.marks) == len(known) == known.count(same):
+            if same.until < term.until:
+                same.until, same.keys, same.first = term.until, term.keys, term.first
             return
-        fresh = [mark for mark, term in zip(some, known, strict=True) if term is None]
-        some = [mark for mark, term in zip(some, known, strict=True) if term is None or term.until < until]
-        if some:
+        fresh = [mark for mark, one in zip(term.marks, known, strict=True) if one is None]
+        term.marks = [
+            mark for mark, one in zip(term.marks, known, strict=True) if one is None or one.until < term.until
+        ]
+        if term.marks:
             self._claims.claim(fresh, 0)
             before = len(self._terms)
-            self._terms.update(dict.fromkeys(some, term := _Term(until, each, some)))
-            self._length += each * (len(self._terms) - before)
+            self._terms.update(dict.fromkeys(term.marks, term))
+            self._length += term.each * (len(self._terms) - before)
             self._enqueue(term)
 
     def _enqueue(self, term: _Term) -> None:
