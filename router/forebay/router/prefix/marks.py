@@ -37,9 +37,10 @@ def group(first: int, number: int) -> tuple[int, int]:
 def having(table: Table, step: Keys, start: int, at: int, who: int) -> int:
     """Those of `who` that have the key at `at` of a step of keys, which begins with number `start`, as a group does."""
     end = at + 1 if start + at < NEAR else (at | EACH - 1) + 1
-    found = 0
-    for holders in map(table.get, step[at:end].tolist(), repeat(0)):
-        found |= who & holders
+    keys, found = step[at:end].tolist(), 0
+    if any(map(table.get, keys)):  # rarely: a prompt ends at one place for many holders
+        for key in keys:
+            found |= who & table.get(key, 0)
     return found
 
 

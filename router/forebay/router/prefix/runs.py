@@ -117,10 +117,10 @@ class Runs:
         for holders, at in changes.items():  # only where a set is new can somebody be lost
             left = self.left & holders
             if left != self.left:
-                lost, key = self.left ^ left, int(step[at])
+                lost = self.left ^ left
                 more = having(self._expected, step, start, at, lost) if self._expected else 0
                 for table in self._slow:
-                    more |= lost & table.get(key, 0)
+                    more |= lost & table.get(int(step[at]), 0)
                 self._end(start + at, left | more)
                 if more:
                     self._go_on_with(start, step, changes)
