@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from forebay.router.prefix import marks
 from forebay.router.prefix.blocks import Event, Hash, Removed, Stored, Tier
 from forebay.router.prefix.keys import GRID, Keys, Weights, seeded
 
@@ -50,6 +51,11 @@ def prompt(number: int, length: int) -> Tokens:
     return tuple((number * 7919 + position * 104729) % 150_000 for position in range(length))
 
 
+def group_end(number: int) -> int:
+    """The last key of the group of a key, which is a prompt's so-and-so-manieth."""
+    return number if number < marks.NEAR else number - number % marks.EACH + marks.EACH - 1
+
+
 @dataclass
 class Block:
     seed: Seed
@@ -63,7 +69,7 @@ class NaiveHolder:
     def __init__(self) -> None:
         self.blocks: dict[Hash, Block] = {}
         self.waiting: list[tuple[Stored, list[Hash]]] = []  # and what was removed of it meanwhile
-        self.expected: dict[tuple[Seed, Tokens], float] = {}
+        self.expected: dict[tuple[Seed, Tokens], tuple[float, Tokens]] = {}  # where it is kept; of which prompt
         self.unknown = 0
 
     def apply(self, event: Event) -> None:
@@ -84,8 +90,31 @@ class NaiveHolder:
             position += GRID
         return position - GRID
 
+    def expect(self, tokens: Tokens, seed: Seed, start: int, until: float) -> None:
+        """Beyond the near keys it is kept at the last of each group and of the prompt alone, for what it costs, and
+        where it parts from a prompt that is expected."""
+        last = len(tokens) // GRID
+        kept = [number for number in range(start, last) if number in (group_end(number), last - 1)]
+        ends = [number for number in kept if number >= marks.NEAR]
+        new = next((end for end in ends if (seed, tokens[: (end + 1) * GRID]) not in self.expected), 0)
+        begin = new - new % marks.EACH
+        other = self.expected.get((seed, tokens[: begin * GRID]))
+        if new and begin >= start and other:
+            group = range(begin, min(begin + marks.EACH, last, len(other[1]) // GRID))
+            shared = [n for n in group if tokens[: (n + 1) * GRID] == other[1][: (n + 1) * GRID]]
+            kept += shared[-1:]
+        for number in kept:
+            key = (seed, tokens[: (number + 1) * GRID])
+            if key not in self.expected or self.expected[key][0] < until:
+                self.expected[key] = until, tokens
+
+    def _expects(self, prompt: Tokens, position: int, seed: Seed) -> bool:
+        """A key speaks for those before it in its group."""
+        ends = range(position, (group_end(position // GRID - 1) + 1) * GRID + 1, GRID)
+        return any((seed, prompt[:end]) in self.expected for end in ends if end <= len(prompt))
+
     def _covers(self, prompt: Tokens, position: int, seed: Seed, tiers: tuple[Tier, ...]) -> bool:
-        return (seed, prompt[:position]) in self.expected or any(
+        return self._expects(prompt, position, seed) or any(
             block.tokens is not None
             and block.seed == seed
             and block.start < position <= len(block.tokens)

@@ -1,13 +1,15 @@
 """What was found of a step of keys is kept, and ends with every change of what it told."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import settings
 
 from forebay.router.prefix import runs
 from forebay.router.prefix.blocks import Removed, Tier
 from forebay.router.prefix.index import Index, Match
+from tests.unit import test_index_model
 from tests.unit.naive_index import WEIGHTS, hashes, keys, prompt, stored
-from tests.unit.test_index_model import IndexMachine
 
 STEP = runs.STEP * 32  # tokens
 LONG = prompt(1, 4 * STEP + 320)
@@ -104,19 +106,10 @@ def test_a_prompt_that_ends_within_a_step(index: Index) -> None:
         assert index.match(KEYS[:end])["one"].tokens == end * 32
 
 
-class TestInSmallSteps(IndexMachine.TestCase):  # type: ignore[valid-type, misc]
+class TestInSmallSteps(test_index_model.TestIndex):
     """Most prompts of the machine are longer than a step, then."""
 
-    patch: pytest.MonkeyPatch
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.patch = pytest.MonkeyPatch()
-        cls.patch.setattr(runs, "STEP", 2)
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.patch.undo()
+    sizes: ClassVar = {"runs.STEP": 2, "marks.NEAR": 2, "marks.EACH": 2}
 
 
 TestInSmallSteps.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

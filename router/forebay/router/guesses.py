@@ -9,7 +9,7 @@ from forebay.router.prefix.keys import GRID
 
 BRIDGE_S = 10.0  # after a prefill should be done, for events to come: engines send them with every step
 LASTING_S = 3600.0
-RENEW_S = 600.0  # a conversation that goes on has its beginning written anew this often: all of it costs 2 ms
+RENEW_S = 600.0  # a conversation that goes on has its beginning written anew this often: of 6,000 keys it costs 0.4 ms
 BLOCK = 256  # tokens; an engine computes a prompt's last block again, so counts that differ by one agree
 _MOST = 4096  # conversations whose last renewal is remembered, for each endpoint
 

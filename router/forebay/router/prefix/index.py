@@ -1,6 +1,8 @@
 """Who holds the beginning of a prompt: the index of one pool (pure)."""
 
 from collections.abc import Sequence
+from math import inf
+from operator import attrgetter
 from typing import cast
 
 from msgspec import Struct
@@ -16,6 +18,7 @@ from forebay.router.prefix.speculation import Expected
 from forebay.router.prefix.sums import Sums
 
 _SWEEP = 1024  # blocks of holders that were cleared, taken back with each batch
+_ENDED = 4096  # marks of what is expected that are ended at once, and the rest of one prompt's: some 2 ms
 _UNSWEPT = 4  # times that one holder may be cleared before its earlier blocks are taken back
 _CLEARLY = 256  # tokens that an engine may report less: it computes a prompt's last block again, however large
 
@@ -60,6 +63,7 @@ class Index:
         self._holders: dict[str, Holder] = {}
         self._names: dict[int, str] = {}  # of attached holders, by bit
         self._attached = 0  # their bits
+        self._now = -inf  # up to which what was expected has ended, or ends now
         self._unswept: list[Holder] = []
         self._free: list[int] = []  # bits
         self._bits = 0  # ever used
@@ -140,7 +144,8 @@ class Index:
     def expect(self, name: str, keys: Keys, start: int, until: float) -> None:
         """Take the holder to have `keys`, from number `start` on, until then: a request with them was sent to it."""
         if (holder := self._holders.get(name)) is not None and start < len(keys):
-            holder.expected.add(keys[start:], until)
+            holder.expected.add(keys, start, until)
+            holder.expected.expire(self._now, _ENDED // 4)
 
     def observe(self, name: str, keys: Keys, *, claimed: int, cached: int, until: float) -> None:
         """The engine found `cached` tokens of a prompt where `claimed` had been said. What it has beyond what is known
@@ -149,18 +154,24 @@ class Index:
         if holder is None:
             return
         known = self.held(name, keys).tokens
-        more = keys[known // GRID : cached // GRID]
-        if len(more):
-            self.counts.healed += len(more)
-            holder.expected.add(more, until)
+        if (more := cached // GRID - known // GRID) > 0:
+            self.counts.healed += more
+            holder.expected.add(keys[: cached // GRID], known // GRID, until)
         if claimed - cached > _CLEARLY:
             self.counts.mismatches += 1
             holder.expected.drop(keys[-(-cached // GRID) : claimed // GRID])
 
     def expire(self, now: float) -> None:
-        """End what was expected until now. To be called often: what ended still counts for `match` until then."""
-        for holder in self._holders.values():
-            holder.expected.expire(now)
+        """End what was expected until now, the longest due first, and at most so much that nobody waits for it. To be
+        called often: what ended still counts for `match` until then. What is left is ended beside what is expected
+        next, so that it cannot become more and more."""
+        self._now = now
+        due = [holder.expected for holder in self._holders.values() if holder.expected.due <= now]
+        most = _ENDED
+        for expected in sorted(due, key=attrgetter("due")):
+            most -= expected.expire(now, most)
+            if most <= 0:
+                break
 
     def sweep(self, most: int) -> bool:
         """Take back at most `most` blocks or keys of holders that were cleared or detached (1 µs each). Returns
@@ -182,7 +193,7 @@ class Index:
 
     def _match(self, keys: Keys, holders: int) -> dict[str, Match]:
         gpu, *slower = self._tables
-        whole, quick = runs(keys, holders, (gpu, self._expected), slower)
+        whole, quick = runs(keys, holders, gpu, self._expected, slower)
         names = self._names
         if quick is whole:
             matches = [(Match(count * GRID, count * GRID), group) for count, group in whole.ended]
