@@ -128,6 +128,26 @@ def test_what_is_no_plain_file_is_never_opened_for_long(tmp_path: Path) -> None:
     assert found.left_out["link.json"] == found.left_out["endless.json"] == "is a symbolic link"
     assert found.left_out["pipe.json"] == found.left_out["folder.json"] == "is no regular file"
     assert len(found.left_out) == 7
+    assert "".join(found.left_out).encode(), "it is shown in /health"
+
+
+def test_a_file_cannot_have_a_variable_sent_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "of the engines")
+    monkeypatch.setenv("DATABASE_URL", "secret")
+    write(tmp_path, "a")
+    write(tmp_path, "b", apiKeyEnv="DATABASE_URL")
+    found = Directory(tmp_path, "ENGINE_KEY").look()
+    assert [spec.api_key for one, at in found.engines for spec in announced_ranks(one, at, "m")] == ["of the engines"]
+    assert "only the configuration may" in found.left_out["b.json"]
+
+
+def test_a_file_that_a_process_left_is_not_of_another_with_its_number(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", life=announced.life(HERE))
+    assert names(Directory(tmp_path)) == ["a"]
+    assert announced.holder(path) == HERE
+    write(tmp_path, "a", life="another boot 1")
+    assert names(Directory(tmp_path)) == []
+    assert announced.holder(path) is None
 
 
 def test_of_two_with_one_name_or_url_the_first_counts(tmp_path: Path) -> None:

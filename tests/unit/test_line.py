@@ -85,6 +85,30 @@ def test_it_waits_for_the_one_that_has_its_context_only_as_long_as_that_is_worth
     assert placed(table.settled()[number]).endpoint == other
 
 
+def test_an_engine_with_room_is_soon_taken_by_one_that_waited_for_another() -> None:
+    """Whoever waits for an engine without room is weighed anew after a moment, however many engines open meanwhile."""
+    table = Table("b", "c", "d")
+    long = {}
+    for name, tokens in (("b", 3 * LONG), ("c", LONG), ("d", 3 * LONG)):
+        without = tuple(other for other in table.pool.members if other != name)
+        long[name] = table.place((f"long, at {name}", tokens), without=without)
+    number = table.request(("x", LONG // 4))
+    table.now += 1
+    table.pump()
+    assert table.settled() == {}
+    began = table.now
+    table.now = began + 0.001
+    table.begin(long["b"])
+    table.pump()
+    table.now = began + 0.241
+    table.begin(long["d"])
+    table.pump()
+    while table.now < began + 0.3:
+        table.now += 0.02
+        table.pump()
+    assert placed(table.settled()[number]).endpoint in ("b", "d")
+
+
 def test_whole_answers_are_not_held_since_they_do_not_say_when_they_begin() -> None:
     table = Table("a")
     numbers = [table.request((f"{n}", LONG), stream=False) for n in range(6)]

@@ -166,6 +166,18 @@ def test_steps_of_endpoints_and_pools_that_are_not_known_are_nobodys() -> None:
     assert len(table.pool.contexts) == 0
 
 
+def test_a_session_without_keys_is_one_conversation_at_every_front_door() -> None:
+    one, other = Door("one", "a"), Door("other", "a")
+    for turn in range(5):
+        placed = one.place(session="s")
+        one.tell(other)
+        one.now += 1 + turn
+        one.end(placed)
+        other.now = one.now
+        one.tell(other)
+    assert (len(one.pool.contexts), len(other.pool.contexts)) == (1, 1)
+
+
 def test_steps_are_told_once_and_bounded() -> None:
     door = Door("one", "a")
     for number in range(MOST_STEPS // 2 + 10):

@@ -41,8 +41,9 @@ def directory_of(config: Config, pool: Pool, options: LocalProcesses) -> Path:
 class Directory:
     """Read again and again, by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, api_key_env: str | None = None) -> None:
         self.path = path
+        self._api_key_env = api_key_env
         self._known: dict[str, Announced] = {}  # by file, as it was readable last
         self._processes: dict[int, tuple[psutil.Process, str]] = {}
         self._started = 0
@@ -59,25 +60,29 @@ class Directory:
             self._known, self._processes = known, processes
             raise
         for file in files:
+            shown = _plain(file)
             engine, fault = _read_or(self.path / file, known.get(file))
             if fault:
-                left_out[file] = fault
+                left_out[shown] = fault
             if engine is None:
                 continue
             self._known[file] = engine
-            instance = self._instance(engine.pid, processes)
+            instance = self._instance(engine, processes)
             other = names.get(engine.called) or urls.get(engine.url)
             if not instance:
-                left_out[file] = f"is of process {engine.pid}, which does not run here"
+                left_out[shown] = f"is of process {engine.pid}, which does not run here"
             elif other:
-                left_out[file] = f"has the {'name' if engine.called in names else 'url'} of {other}"
+                left_out[shown] = f"has the {'name' if engine.called in names else 'url'} of {other}"
             else:
-                names[engine.called] = urls[engine.url] = file
-                engines.append((engine, instance))
+                names[engine.called] = urls[engine.url] = shown
+                engines.append((msgspec.structs.replace(engine, api_key_env=self._api_key_env), instance))
         return Found(tuple(engines), left_out)
 
-    def _instance(self, pid: int, processes: dict[int, tuple[psutil.Process, str]]) -> str:
+    def _instance(self, engine: Announced, processes: dict[int, tuple[psutil.Process, str]]) -> str:
         """Empty where no such process runs. Told by when it began on the monotonic clock, never by the time of day."""
+        pid = engine.pid
+        if engine.life and engine.life != life(pid):
+            return ""
         known = self._processes.get(pid) or processes.get(pid)
         try:
             if known is None or not known[0].is_running():
@@ -134,10 +139,22 @@ def read(path: Path) -> Announced:
 def holder(path: Path) -> int | None:
     """The process that a file speaks of, if that runs."""
     try:
-        pid = read(path).pid
-        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else pid
+        engine = read(path)
+        if engine.life and engine.life != life(engine.pid):
+            return None
+        return None if psutil.Process(engine.pid).status() == psutil.STATUS_ZOMBIE else engine.pid
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def life(pid: int) -> str:
+    """What tells a process from any other that has, had or will have its number: this boot of the machine, and when it
+    was started, in ticks since then (proc(5)). Empty where it does not run."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return ""
 
 
 def understood(body: bytes, name: str) -> Announced:
@@ -153,6 +170,8 @@ def understood(body: bytes, name: str) -> Announced:
     faults = [fault for fault in report.faults if not fault.warning]
     if faults:
         raise ValueError(f"cannot be used: {faults[0].path}: {faults[0].problem}")
+    if engine.api_key_env:  # whoever writes it would have any variable of ours sent to a port of theirs
+        raise ValueError("names a variable in apiKeyEnv: only the configuration may, in discovery.local")
     for address in (engine.url, engine.kv_events, engine.kv_replay):
         if address and not _is_here(address):
             raise ValueError(f"names {address}, which is not on this machine: list it under endpoints")

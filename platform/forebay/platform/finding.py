@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from forebay.platform.announced import directory_of
+from forebay.platform.announced import Directory, directory_of
 from forebay.platform.config.model import Config, Kubernetes, LocalProcesses, Pool
 from forebay.platform.tasks import background, end
 from forebay.platform.watching import Watching
@@ -104,7 +104,7 @@ def _discovery(finder: Finder, pool: str, options: Kubernetes, rules: Rules, clu
 def _watching(finder: Finder, config: Config, pool: Pool, options: LocalProcesses) -> Watching:
     return Watching(
         pool.name,
-        directory_of(config, pool, options),
+        Directory(directory_of(config, pool, options), options.api_key_env),
         lambda engine: config.served_model(pool, engine),
         lambda specs: finder.found(pool.name, specs),
     )

@@ -26,7 +26,7 @@ class Watching:
     def __init__(
         self,
         pool: str,
-        directory: Path,
+        directory: Directory,
         model: Callable[[Announced], str],
         tell: Callable[[Sequence[EndpointSpec]], None],
         *,
@@ -35,7 +35,7 @@ class Watching:
         self.pool = pool
         self.first = asyncio.Event()  # set when all that there is was told for the first time
         self.lists = 0  # times that it could be read for the first time, or again
-        self._directory = Directory(directory)
+        self._directory = directory
         self._model = model
         self._tell = tell
         self._every = every

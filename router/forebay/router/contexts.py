@@ -8,8 +8,9 @@ out of a cache.
 
 import math
 from collections import OrderedDict, deque
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from forebay.router.odds import Odds
 from forebay.router.prefix.keys import GRID, Keys
@@ -20,7 +21,10 @@ GONE_S = 1_800.0  # idle for longer, a context is taken to be over
 _TAIL = 3  # keys at a prompt's end that clients write anew with the next turn: a reminder, an open block
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 INFLOW_S = 400.0  # over which what is stored is averaged
-MOST_STEPS = 1_024  # that wait to be told to other front doors
+MOST_STEPS = 256  # that wait to be told to other front doors: to hear of them takes some milliseconds
+
+
+Tokens = Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class Step(Struct, frozen=True, array_like=True):
@@ -32,8 +36,8 @@ class Step(Struct, frozen=True, array_like=True):
     first: int
     before: int
     end: int
-    tokens: int
-    stored: int = 0
+    tokens: Tokens
+    stored: Tokens = 0
     over: bool = False
     returns: bool | None = None
     session: str = ""
@@ -96,6 +100,8 @@ class Contexts:
         """Another front door placed or ended it. It counts as idle meanwhile: whoever runs it may never say that it is
         over."""
         context = self._ends.get(step.was) or self._ends.get(step.end)
+        if context is None and not step.end:
+            context = self.named(step.session)
         if step.over:
             if context is not None and context.endpoint == step.endpoint:
                 self._left(context, step.endpoint, step.tokens, step.returns, now)
@@ -132,8 +138,11 @@ class Contexts:
         context.running = max(0, context.running - 1)
         self._left(context, endpoint, tokens, returns, now)
         self.steps.append(
-            Step(endpoint, context.end, context.first, context.before, context.end, tokens, over=True, returns=returns)
-        )
+            Step(
+                endpoint, context.end, context.first, context.before, context.end, tokens, 0, True, returns,
+                context.session,
+            )
+        )  # fmt: skip
 
     def _left(self, context: Context, endpoint: str, tokens: int, returns: bool | None, now: float) -> None:
         context.tokens, context.idle_at, context.returns = tokens, now, returns

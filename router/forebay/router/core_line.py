@@ -10,6 +10,7 @@ from forebay.router.waiting import START_S, Line, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
+AGAIN_S = 0.05  # between two times that some are weighed of so many that not all can be at once
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
 
 
@@ -65,13 +66,14 @@ class CoreLine:
         changed, self._able = able != self._able, able
         if able and not changed and not opened - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
             return
-        self._weigh_at = now + WEIGHED_S
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
         ordered = self.line.ordered(now)
         stale = [one for one in ordered if changed or not 0 <= now - one.weighed_at < WEIGHED_S]
         looked = {one.number for one in stale[:LOOKED]}
         looked.update(one.number for one in heapq.nsmallest(LOOKED, stale[LOOKED:], key=lambda one: one.weighed_at))
+        oldest = min((one.weighed_at for one in ordered if one.number not in looked), default=now)
+        self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
         for waiting in ordered:
             home = waiting.home
             if waiting.number not in looked and home in ahead and home not in opened:

@@ -166,4 +166,5 @@ def _possible(share: Share) -> bool:
         and 0 <= share.output <= _MOST_TOKENS
         and 0 <= share.silent <= share.prefill <= _MOST_TOKENS
         and share.booked >= share.prefill
+        and share.came >= 0
     )

@@ -29,7 +29,6 @@ READY_WITHIN_S = 1800.0  # large weights take long
 @click.option("--name", help="Of the endpoint. Default: engine- and its port.")
 @click.option("--engine", help="vllm (the default) or openai, as in `endpoints`.")
 @click.option("--served-model", "servedModel", help="As in `endpoints`.")
-@click.option("--api-key-env", "apiKeyEnv", help="As in `endpoints`: a variable of the front door.")
 @click.option("--priority-scheduling", "priorityScheduling", is_flag=True, default=None, help="As in `endpoints`.")
 @click.option("--kv-events", "kvEvents", help="As in `endpoints`.")
 @click.option("--kv-replay", "kvReplay", help="As in `endpoints`.")

@@ -279,6 +279,9 @@ class Announced(Endpoint, frozen=True, kw_only=True):
 
     pid: Annotated[int, Meta(ge=1, lt=1 << 31, description="Its process. The engine is out when that has ended.")]
     drain: Annotated[bool, Meta(description="Whether it is sent nothing new.")] = False
+    life: Annotated[
+        str, Meta(max_length=100, description="Which process of that number; `forebay announce` says it.")
+    ] = ""
 
 
 class PodLabels(_Section, frozen=True):
@@ -334,6 +337,7 @@ class LocalProcesses(_Section, frozen=True):
     directory: Annotated[
         Text | None, Meta(description="Directory of the files; unset, `run/engines/POOL` in `stateDir`.")
     ] = None
+    api_key_env: Annotated[EnvName | None, Meta(description="As in `endpoints`, for all of them.")] = None
 
 
 class Discovery(_Section, frozen=True):

@@ -103,6 +103,8 @@ def _sources(pool: Data, path: Path, report: Report, environ: Mapping[str, str])
         report.fault((*path, "local"), "stands beside kubernetes", "keep one of them, or make two pools")
     if found is not None:
         _kubernetes(found, (*path, "kubernetes"), report, environ)
+    if discovery["local"] is not None:
+        _key_option(discovery["local"], (*path, "local"), report, environ)
 
 
 def _kubernetes(found: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
@@ -132,11 +134,15 @@ def _called(endpoint: Data) -> str | None:
     return name
 
 
-def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
-    variable = endpoint["apiKeyEnv"]
+def _key_option(options: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    variable = options["apiKeyEnv"]
     if variable and not environ.get(variable):
         fix = "set it where Forebay starts"
         report.fault((*path, "apiKeyEnv"), f"the variable {variable} is not set here", fix, warning=True)
+
+
+def _engine_options(endpoint: Data, path: Path, report: Report, environ: Mapping[str, str]) -> None:
+    _key_option(endpoint, path, report, environ)
     if endpoint["priorityScheduling"] and endpoint["engine"] == "openai":
         problem = "engine openai has no priorities"
         report.fault((*path, "priorityScheduling"), problem, "set engine to vllm, or remove the key")

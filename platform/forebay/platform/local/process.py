@@ -15,7 +15,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from forebay.platform.announced import holder
+from forebay.platform.announced import holder, life
 from forebay.platform.config.model import Announced
 from forebay.platform.local.paths import write_private
 
@@ -48,7 +48,8 @@ class Announcement(Struct, frozen=True):
         if (other := holder(self.path)) not in (None, pid):
             raise FileExistsError(errno.EEXIST, f"process {other} is announced there")
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self.engine, pid=pid)), indent=2)
+        engine = msgspec.structs.replace(self.engine, pid=pid, life=life(pid))
+        text = msgspec.json.format(msgspec.json.encode(engine), indent=2)
         write_private(self.path, text.decode() + "\n")
 
     def withdraw(self, pid: int) -> None:

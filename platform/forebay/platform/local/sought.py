@@ -65,7 +65,7 @@ def _in_kubernetes(config: Config, pool: Pool, options: Kubernetes) -> list[Find
 def _on_this_machine(config: Config, pool: Pool, options: LocalProcesses) -> tuple[list[Finding], list[Announced]]:
     name, path = f"pool {pool.name}", directory_of(config, pool, options)
     try:
-        found = Directory(path).look()
+        found = Directory(path, options.api_key_env).look()
     except FileNotFoundError:
         return [Finding(name, "warn", f"there is no {path} yet", "start the front door, or forebay announce")], []
     except OSError as error:

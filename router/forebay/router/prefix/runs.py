@@ -12,11 +12,12 @@ from operator import and_, or_
 
 from msgspec import Struct
 
+from forebay.router.prefix import marks
 from forebay.router.prefix.claims import Table
 from forebay.router.prefix.keys import Keys
-from forebay.router.prefix.marks import having, having_each, marks
 
 STEP = 256  # keys looked up at a time: most prompts are not held anywhere, and end at once; whole groups of marks
+FEW = 16  # keys of a prompt that are looked up by themselves: for less than what it takes to remember them
 _MOST = 32  # sets of holders in a step that is kept
 
 Changes = dict[int, int]  # the sets of holders in a step of keys, and where each is met first, in that order
@@ -48,6 +49,9 @@ def runs(keys: Keys, holders: int, fast: Table, expected: Table, slow: Iterable[
     """How far each of `holders` has the keys from the first one on without a gap: in any of the tables, and in `fast`
     or `expected` alone. Of what is expected the table has marks."""
     slow = [table for table in slow if table]
+    if len(keys) <= min(FEW, marks.NEAR):
+        quick = _one_by_one(keys, holders, (fast, expected))
+        return (_one_by_one(keys, holders, (fast, expected, *slow)) if slow else quick), quick
     quick = Runs(holders, fast, expected)
     whole = Runs(holders, fast, expected, slow) if slow else quick
     for start in range(0, len(keys), STEP):
@@ -63,6 +67,19 @@ def runs(keys: Keys, holders: int, fast: Table, expected: Table, slow: Iterable[
     return whole, quick
 
 
+def _one_by_one(keys: Keys, holders: int, tables: Sequence[Table]) -> "Runs":
+    found = Runs(holders, {}, {})
+    for number, key in enumerate(keys.tolist()):
+        having = 0
+        for table in tables:
+            having |= table.get(key, 0)
+        found.keep(number, having)
+        if not found.left:
+            break
+    found.end(len(keys))
+    return found
+
+
 def _changes(table: Table, step: Keys) -> Changes:
     return _seen(table, step) or _look(table, step.tolist(), whole=len(step) == STEP)
 
@@ -71,7 +88,7 @@ def _marked(table: Table, step: Keys, start: int) -> Changes:
     """The same of a table of marks, the last of which is a whole step's last key."""
     if (seen := _seen(table, step)) is not None:
         return seen
-    near, ends = marks(step, start)
+    near, ends = marks.marks(step, start)
     return _look(table, near + ends, whole=len(step) == STEP)
 
 
@@ -118,7 +135,7 @@ class Runs:
             left = self.left & holders
             if left != self.left:
                 lost = self.left ^ left
-                more = having(self._expected, step, start, at, lost) if self._expected else 0
+                more = marks.having(self._expected, step, start, at, lost) if self._expected else 0
                 for table in self._slow:
                     more |= lost & table.get(int(step[at]), 0)
                 self._end(start + at, left | more)
@@ -132,11 +149,15 @@ class Runs:
         if self._expected and not lacking & ~reduce(and_, _marked(self._expected, step, start)):
             return  # it is expected of all of them
         keys, mine = step.tolist(), repeat(self.left)
-        found = having_each(self._expected, step, start, self.left)
+        found = marks.having_each(self._expected, step, start, self.left)
         for table in (self._fast, *self._slow):
             found = list(map(or_, found, map(and_, map(table.get, keys, repeat(0)), mine)))
         for holders, at in _firsts(found).items():
             self._end(start + at, self.left & holders)
+
+    def keep(self, count: int, having: int) -> None:
+        """Who is not among `having` has `count` keys and no more."""
+        self._end(count, self.left & having)
 
     def end(self, count: int) -> None:
         """There are no more than `count` keys."""
