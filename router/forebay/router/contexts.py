@@ -8,9 +8,8 @@ out of a cache.
 
 import math
 from collections import OrderedDict, deque
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from forebay.router.odds import Odds
 from forebay.router.prefix.keys import GRID, Keys
@@ -18,13 +17,11 @@ from forebay.router.residents import HALF_UNKNOWN, Context, Resident
 
 MOST = 100_000  # contexts remembered in one pool
 GONE_S = 1_800.0  # idle for longer, a context is taken to be over
+_MOST_TOKENS = 1 << 32
 _TAIL = 3  # keys at a prompt's end that clients write anew with the next turn: a reminder, an open block
 _BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 INFLOW_S = 400.0  # over which what is stored is averaged
 MOST_STEPS = 256  # that wait to be told to other front doors: to hear of them takes some milliseconds
-
-
-Tokens = Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class Step(Struct, frozen=True, array_like=True):
@@ -36,8 +33,8 @@ class Step(Struct, frozen=True, array_like=True):
     first: int
     before: int
     end: int
-    tokens: Tokens
-    stored: Tokens = 0
+    tokens: int
+    stored: int = 0
     over: bool = False
     returns: bool | None = None
     session: str = ""
@@ -98,7 +95,9 @@ class Contexts:
 
     def hear(self, step: Step, now: float) -> None:
         """Another front door placed or ended it. It counts as idle meanwhile: whoever runs it may never say that it is
-        over."""
+        over. Numbers that cannot be are nobody's."""
+        if not (0 <= step.tokens <= _MOST_TOKENS and 0 <= step.stored <= _MOST_TOKENS):
+            return
         context = self._ends.get(step.was) or self._ends.get(step.end)
         if context is None and not step.end:
             context = self.named(step.session)
