@@ -135,10 +135,9 @@ class Remembering(RuleBasedStateMachine):
         found = []
         for piece, value, each in zip(pieces, values, made, strict=True):
             before += piece
-            if alive:
+            assert alive or not each.alive
+            if each.alive:  # else there was no room, and what was there before may be there still
                 self.said[project, kind][before] = value.name
-            else:
-                assert not each.alive
             found.append((project, kind, before, each))
         return multiple(*found)
 
