@@ -10,7 +10,7 @@ import pytest
 from forebay.router.clocked import LocalRouter, SharedRouter
 from forebay.router.core import Core
 from forebay.router.dispatch import PUMP_S, Dispatch
-from forebay.router.routing import Ask, Outcome, Placed, Refused, Result
+from forebay.router.routing import Ask, Outcome, Placed, Refused, Result, Why
 from forebay.router.waiting import Line
 from tests.eventually import eventually
 from tests.virtual import POOL, WEIGHTS
@@ -189,7 +189,7 @@ async def test_nobody_waits_longer_than_it_may() -> None:
     house.tick(0.2)
     refused = await short
     assert isinstance(refused, Refused)
-    assert not refused.full
+    assert refused.why is Why.LATE
     assert refused.retry_s > 0
     assert not long.done()
     long.cancel()
@@ -202,7 +202,7 @@ async def test_who_finds_too_many_waiting_is_refused_at_once() -> None:
     waiting = await house.wait(600)
     refused = at_once(house.router.place(request(600)))
     assert isinstance(refused, Refused)
-    assert refused.full
+    assert refused.why is Why.FULL
     waiting.cancel()
 
 

@@ -8,7 +8,7 @@ from forebay.router.health import FIRST_OUT_S, Card, Failed
 from forebay.router.loads import Share
 from forebay.router.peers import LASTING_S, Entry, Report
 from forebay.router.rates import COLD_PREFILL_S
-from forebay.router.routing import Group, Placed, Refused, Result, Role
+from forebay.router.routing import Group, Placed, Refused, Result, Role, Why
 from forebay.router.waiting import MOST, START_S
 from tests.virtual import POOL, Engines, Table
 
@@ -203,7 +203,7 @@ def test_a_wait_ends_at_its_deadline() -> None:
     table.core.tick(table.now + 5)
     result = table.settled()[soon]
     assert isinstance(result, Refused)
-    assert not result.full
+    assert result.why is Why.LATE
     assert result.retry_s > 0
     table.core.tick(table.now + 100)
     assert list(table.settled()) == [later]
@@ -219,7 +219,7 @@ def test_one_too_many_is_told_so_at_once() -> None:
     number = table.request(("x", 40))
     result = table.settled()[number]
     assert isinstance(result, Refused)
-    assert result.full
+    assert result.why is Why.FULL
     assert result.retry_s > 1
     table.core.tick(table.now + 61)
     assert len(table.settled()) == MOST  # and there is room again

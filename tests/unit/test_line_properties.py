@@ -11,7 +11,7 @@ from forebay.router.health import OUT, Card, Failed, Misfit, Well
 from forebay.router.loads import NOTHING, Share
 from forebay.router.peers import LASTING_S, Entry, Report
 from forebay.router.prefix.blocks import Removed
-from forebay.router.routing import Ask, Following, Group, Outcome, Placed, Refused, Role
+from forebay.router.routing import Ask, Following, Group, Outcome, Placed, Refused, Role, Why
 from tests.virtual import POOL, Table
 
 NAMES = ("a", "b", "c", "d")
@@ -188,7 +188,7 @@ class Life(RuleBasedStateMachine):
                     assert 0 <= placed.cached < ask.tokens
                     assert placed.predicted_s > 0
                     self.placed.append((placed, owner))
-                case Refused(full=False, retry_s=seconds):
+                case Refused(why=Why.LATE, retry_s=seconds):
                     assert until <= now
                     assert seconds >= 0
                 case None:

@@ -10,7 +10,7 @@ from forebay.platform.config.model import Timeouts
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft
 from forebay.platform.relay.wait import Wait
-from forebay.router import Ask, Outcome, Placed, Refused, Result, Router, RouterUnavailable
+from forebay.router import Ask, Outcome, Placed, Refused, Result, Router, RouterUnavailable, Why
 from tests.eventually import eventually
 
 PLACED = Placed("a", 7, 0, 0.1, True)
@@ -71,7 +71,7 @@ class House:
 
 
 async def test_what_the_router_answers_is_what_comes_of_the_wait() -> None:
-    for answer in (PLACED, Refused(True, 1.0), None):
+    for answer in (PLACED, Refused(Why.FULL, 1.0), None):
         house = House()
         house.router.answer.set_result(answer)
         assert await house.wait.place(("b",)) == answer

@@ -12,7 +12,7 @@ from forebay.router.endpoints import EndpointSpec, Roster
 from forebay.router.remote import RemoteRouter, RouterServer, RouterUnavailable
 from forebay.router.remote.channel import UNSENT_LIMIT
 from forebay.router.remote.wire import VERSION, Explain, Hello, States, frame
-from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed, Refused
+from forebay.router.routing import Ask, EndpointState, Health, Outcome, Placed, Refused, Why
 from tests.doubles.shared_router import SharedRouter
 from tests.eventually import eventually
 
@@ -285,8 +285,8 @@ async def test_a_request_may_wait_longer_than_the_router_may_be_silent(path: Pat
         router.settle()
         assert isinstance(await first, Placed)
         assert not second.done()
-        router.settle(Refused(True, 3.5))
-        assert await second == Refused(True, 3.5)
+        router.settle(Refused(Why.FULL, 3.5))
+        assert await second == Refused(Why.FULL, 3.5)
 
 
 async def test_a_worker_that_got_no_answer_in_time_does_not_leave_its_request_in_the_line(path: Path) -> None:

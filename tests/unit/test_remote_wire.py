@@ -25,7 +25,7 @@ from forebay.router.remote.wire import (
     Withdraw,
     frame,
 )
-from forebay.router.routing import Ask, EndpointState, Following, Health, Outcome, Placed, Refused
+from forebay.router.routing import Ask, EndpointState, Following, Health, Outcome, Placed, Refused, Why
 
 _ids = st.integers(0, (1 << 63) - 1)
 _asks = st.builds(
@@ -71,7 +71,7 @@ def test_what_the_router_says_survives_the_wire() -> None:
         PlaceAnswer(1, Placed("e-0", 7, 64, 0.25, True)),
         PlaceAnswer(2),
         Waits(3),
-        PlaceAnswer(3, None, Refused(False, 2.5)),
+        PlaceAnswer(3, None, Refused(Why.LATE, 2.5)),
         States([state], True),
     ]
     framer: Framer[FromRouter] = Framer(FromRouter)

@@ -41,10 +41,13 @@ from forebay.router.routing import (
     Result,
     Role,
     Router,
+    Why,
 )
+from forebay.router.tiers import DEFAULT, Shed, Tier, Tiers
 from forebay.router.upstream import Client, Connection, UpstreamError, Wake
 
 __all__ = [
+    "DEFAULT",
     "Adapter",
     "Ask",
     "Candidate",
@@ -94,11 +97,14 @@ __all__ = [
     "Rung",
     "ServerFields",
     "Sharing",
+    "Shed",
     "SnapshotError",
     "SocketInUseError",
     "Template",
     "TemplateError",
     "Ticker",
+    "Tier",
+    "Tiers",
     "Tokenizer",
     "TokenizerError",
     "TooLongError",
@@ -106,6 +112,7 @@ __all__ = [
     "Usage",
     "Wake",
     "Weights",
+    "Why",
     "byte_read",
     "decode_usage",
     "dump",

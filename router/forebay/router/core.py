@@ -26,7 +26,9 @@ from forebay.router.routing import (
     Reading,
     Refused,
     Result,
+    Why,
 )
+from forebay.router.tiers import Tiers
 from forebay.router.waiting import Waiting
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
@@ -47,8 +49,14 @@ class Core:
     """`pools`: the endpoints of each, by name. In a pool that it does not know nobody is available."""
 
     def __init__(
-        self, pools: Mapping[str, Collection[str]], weights: Weights, *, blocks_per_holder: int = BLOCKS_PER_HOLDER
+        self,
+        pools: Mapping[str, Collection[str]],
+        weights: Weights,
+        *,
+        blocks_per_holder: int = BLOCKS_PER_HOLDER,
+        tiers: Tiers | None = None,
     ) -> None:
+        self.tiers = tiers or Tiers()
         self.pools = {
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
@@ -97,7 +105,7 @@ class Core:
             self._waiting[waiting.number] = waiting
             self.pump(ask.pool, now)
         else:
-            self._settled.append(Settled(waiting.number, owner, Refused(full=True, retry_s=line.wait_s())))
+            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s())))
         return waiting.number
 
     def pump(self, pool: str, now: float) -> None:
@@ -242,7 +250,7 @@ class Core:
             pool.blend()
         for line in self.lines.values():
             if overdue := line.line.overdue(now):
-                late = Refused(full=False, retry_s=line.wait_s())
+                late = Refused(Why.LATE, line.wait_s())
                 for waiting in overdue:
                     self._settle(waiting, late)
 

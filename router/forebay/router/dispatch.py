@@ -26,7 +26,7 @@ _WAITED = Histogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300),
 )
 _REFUSED = Counter(
-    "forebay_wait_refusals_total", "Requests that got no engine: too many waited (full), or too long (late)",
+    "forebay_wait_refusals_total", "Requests that got no engine, by why not",
     ["pool", "reason"],
 )  # fmt: skip
 
@@ -134,4 +134,4 @@ class Dispatch:
 
 
 def _refused(pool: str, refused: Refused) -> None:
-    _REFUSED.labels(pool, "full" if refused.full else "late").inc()
+    _REFUSED.labels(pool, refused.why).inc()

@@ -19,6 +19,7 @@ from forebay.router.prefix.blocks import Event
 from forebay.router.prefix.follower import Follower
 from forebay.router.prefix.keys import Weights
 from forebay.router.routing import Following, unplaced
+from forebay.router.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,13 @@ class RouterService:
         *,
         connect_timeout: float,
         blocks_per_endpoint: int = BLOCKS_PER_HOLDER,
+        tiers: Tiers | None = None,
         ready_within: float = READY_WITHIN_S,
         clock: Clock = time.monotonic,
         warm: "Callable[[RouterService], Awaitable[None]] | None" = None,
     ) -> None:
         self.roster = Roster(dict.fromkeys(pools, ()))
-        self.core = Core(dict.fromkeys(pools, ()), weights, blocks_per_holder=blocks_per_endpoint)
+        self.core = Core(dict.fromkeys(pools, ()), weights, blocks_per_holder=blocks_per_endpoint, tiers=tiers)
         self._dispatch = Dispatch(self.core, clock)
         self.shared = SharedRouter(self._dispatch)
         self.router = LocalRouter(self._dispatch)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from forebay.router.tiers import DEFAULT
+
 
 class Health(StrEnum):
     UNKNOWN = "unknown"  # not probed yet; may be tried
@@ -77,7 +79,8 @@ class Ask(Struct, frozen=True):
     token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
     engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
     projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
-    long it has waited already, at earlier attempts."""
+    long it has waited already, at earlier attempts. `tier`: as asked for and allowed. `tenant`: whose work it is, an
+    opaque id."""
 
     pool: str
     keys: bytes
@@ -89,6 +92,8 @@ class Ask(Struct, frozen=True):
     session: str = ""
     patience_s: float = 60.0
     waited_s: float = 0.0
+    tier: str = DEFAULT
+    tenant: str = ""
 
 
 class Placed(Struct, frozen=True):
@@ -99,14 +104,25 @@ class Placed(Struct, frozen=True):
     cached: int  # prompt tokens taken to be cached there
     predicted_s: float  # seconds until its first token
     alone: bool  # nothing else was in flight there: its times say something about rates
+    tier: str = DEFAULT  # as it is served: it may be a lower one than was asked for
+
+
+class Why(StrEnum):
+    """Why a request gets no engine."""
+
+    FULL = "full"  # as many wait as may
+    LATE = "late"  # it has waited as long as it may
+    DEADLINE = "deadline"  # it would wait longer than it may, or its objective would be missed
+    CAPACITY = "capacity"  # what there is goes to higher tiers
 
 
 class Refused(Struct, frozen=True):
-    """No engine will take the request soon. `full`: too many wait already; else it has waited as long as it may.
-    `retry_s`: seconds until it is worth another try."""
+    """No engine will take the request soon. `retry_s`: seconds until it is worth another try. `tier`: in which it was
+    refused."""
 
-    full: bool
+    why: Why
     retry_s: float
+    tier: str = DEFAULT
 
 
 Result = Placed | Refused | None  # None: no endpoint is available

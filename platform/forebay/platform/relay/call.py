@@ -10,9 +10,8 @@ from forebay.platform.api.requests import Inference
 from forebay.platform.api.session_identity import UNNAMED, Session
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
-from forebay.router import Ask, Endpoint, Pool, Prompt, Rung, ServerFields
+from forebay.router import DEFAULT, Ask, Endpoint, Pool, Prompt, Rung, ServerFields
 
-DEFAULT_TIER = "default"
 _PATHS = {
     "chat.completions": b"/v1/chat/completions",
     "completions": b"/v1/completions",
@@ -32,7 +31,7 @@ class Call(Struct, frozen=True):
     price_version: str
     cache_salt: str
     prompt: Prompt
-    tier_used: str = DEFAULT_TIER
+    tier_used: str = DEFAULT
     session: Session = UNNAMED
 
     def ask(self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0) -> Ask:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from forebay.platform.errors import ApiError, invalid, unavailable
 from forebay.platform.relay.call import Call
-from forebay.router import Refused, UpstreamError
+from forebay.router import Refused, UpstreamError, Why
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
@@ -66,7 +66,7 @@ def no_endpoint(model: str) -> ApiError:
 def overloaded(refused: Refused) -> ApiError:
     """Too many requests wait for an engine, or this one has waited as long as it may."""
     retry_after = min(MOST_RETRY_AFTER_S, max(RETRY_AFTER_S, refused.retry_s))
-    what = "Too many requests wait for an engine" if refused.full else "No engine became free in time"
+    what = "Too many requests wait for an engine" if refused.why is Why.FULL else "No engine became free in time"
     return unavailable("overloaded", f"{what}. Please try again later.", retry_after=retry_after)
 
 

@@ -1,4 +1,4 @@
-"""The tables of revision 0001 as SQLAlchemy knows them; the migration is what creates them."""
+"""The tables of revisions 0001 and 0003 as SQLAlchemy knows them; the migration is what creates them."""
 
 from sqlalchemy import ARRAY, Column, DateTime, LargeBinary, MetaData, Table, Text
 
@@ -23,6 +23,7 @@ projects = Table(
     Column("tenant_id", Text),
     Column("name", Text),
     Column("models", ARRAY(Text)),
+    Column("tiers", ARRAY(Text)),
     Column("created_at", _time),
 )
 

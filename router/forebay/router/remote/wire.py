@@ -13,7 +13,7 @@ from msgspec import Struct
 from forebay.router.endpoints import EndpointSpec
 from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Refused
 
-VERSION = 3
+VERSION = 4
 FRAME_LIMIT = 8 << 20  # bytes; the keys of the longest context are 2 MiB
 
 
