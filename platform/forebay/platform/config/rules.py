@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forebay.platform.config import urls
+from forebay.platform.config.engines import default_name
 from forebay.platform.config.faults import Path, Report, show
-from forebay.platform.config.model import default_name
 from forebay.platform.config.nearest import meant
 
 Data = dict[str, Any]
