@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from forebay.platform.config.engines import Endpoint, Kubernetes, Pool
 from forebay.platform.config.redact import redact
+from forebay.platform.config.tiers import Tier
 from forebay.platform.config.words import Instant, Name, Price, Seconds, Section, Text, Url
 
 
@@ -212,6 +213,10 @@ class Config(Section, frozen=True):
     timeouts: Annotated[Timeouts, Meta(description="Bounds on waiting for an engine.")] = field(
         default_factory=Timeouts
     )
+    tiers: Annotated[
+        tuple[Tier, ...],
+        Meta(description="Tiers of service; none: one, called `default`, which waits for `timeouts.queue`."),
+    ] = ()
     stores: Annotated[Stores, Meta(description="Postgres, Valkey and local state.")] = field(
         default_factory=Stores
     )
