@@ -230,6 +230,31 @@ async def test_each_tier_has_its_own_patience_with_engines(open_door: OpenDoor, 
         assert ends == {tier: "deadline" if tier == impatient else "engine" for tier in RANKS}
 
 
+async def counted(door: Door, *labels: str) -> float:
+    lines = (await door.http.get("/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if all(label in line for label in labels))
+
+
+async def test_operators_see_in_each_tier_whether_its_objectives_are_met(open_door: OpenDoor) -> None:
+    tiers = [
+        {"name": "tight", "rank": 0, "ttft": 0.000001, "tpot": 0.000001},
+        {"name": "easy", "rank": 1, "ttft": 60, "tpot": 60},
+        {"name": "none", "rank": 2},
+    ]
+    async with EngineDouble(Settings(token_seconds=0.01)) as engine, open_door(engine, tiers=tiers) as door:
+        with steered(door):
+            for tier in ("tight", "easy", "none"):
+                await stream(door, max_tokens=4, service_tier=tier)
+                await door.chat(max_tokens=4, service_tier=tier)  # tells of no first token
+        for tier, met in (("tight", "no"), ("easy", "yes")):
+            for objective in ("ttft", "tpot"):
+                labels = (f'tier="{tier}"', f'objective="{objective}"')
+                assert await counted(door, "forebay_objectives_total{", *labels, f'met="{met}"') == 1
+                assert await counted(door, "forebay_objectives_total{", *labels) == 1
+        assert await counted(door, "forebay_objectives_total{", 'tier="none"') == 0
+        assert await counted(door, "forebay_first_token_seconds_count{", 'tier="none"') == 1
+
+
 async def test_only_keys_for_debugging_are_told_the_tier_in_a_header(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine, tiers=TIERS) as door:
         key = await door.new_key(tuple(scope for scope in SCOPES if scope is not Scope.DEBUG))

@@ -24,6 +24,8 @@ class Terms(Struct, frozen=True):
     timeouts: Timeouts
     multiplier: Decimal
     is_open: bool = True
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 class TierTable:
@@ -83,7 +85,8 @@ def table_of(config: Config) -> TierTable:
     for tier in config.tiers:
         own = {name: getattr(tier, name) for name in ("queue", "first_byte", "idle", "total")}
         timeouts = msgspec.structs.replace(general, **{name: value for name, value in own.items() if value is not None})
-        terms.append(Terms(tier.name, tier.rank, timeouts, tier.multiplier, tier.access == "open"))
+        is_open = tier.access == "open"
+        terms.append(Terms(tier.name, tier.rank, timeouts, tier.multiplier, is_open, tier.ttft, tier.tpot))
     return TierTable(terms, _default(config))
 
 

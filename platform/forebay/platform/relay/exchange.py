@@ -6,7 +6,7 @@ import time
 
 from forebay.metering import Spool, Status, TerminatedBy
 from forebay.platform.errors import ApiError
-from forebay.platform.relay import answer, upstream_errors
+from forebay.platform.relay import answer, objectives, upstream_errors
 from forebay.platform.relay.accounting import Account, Counted, count
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
@@ -66,7 +66,7 @@ class Exchange:
         self._patience = Patience(
             terms.timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
-        self._rank = terms.rank
+        self._terms = terms
         self._view = call.view(endpoint, terms.name)
         self._stream = StreamTransform(self._view)
         self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()))
@@ -117,7 +117,7 @@ class Exchange:
 
     async def _dispatch(self) -> None:
         """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
-        head, body = self._call.to_engine(self._endpoint, self._rank)
+        head, body = self._call.to_engine(self._endpoint, self._terms.rank)
         raced = False
         while True:
             connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
@@ -233,11 +233,14 @@ class Exchange:
         first_byte(self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
+            objectives.first_token(self._terms, self._client.age_s)
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        self._ended(self._outcome(usage, finish_reason))
+        outcome = self._outcome(usage, finish_reason)
+        self._ended(outcome)
+        objectives.decoded(self._terms, outcome.decode_s, outcome.output)
         await self._account.close(
             Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
         )
