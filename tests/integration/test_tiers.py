@@ -22,6 +22,8 @@ from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, SCOPES, Door
 from tests.integration.observed import stream
+from tests.processes import front_door
+from tests.stores import state_directory
 
 TIERS = [
     {"name": "fast", "rank": 0, "access": "granted", "multiplier": "2.5", "queue": 7, "idle": 0.3},
@@ -230,6 +232,21 @@ async def test_each_tier_has_its_own_patience_with_engines(open_door: OpenDoor, 
         assert ends == {tier: "deadline" if tier == impatient else "engine" for tier in RANKS}
 
 
+async def test_a_tier_bounds_a_whole_attempt(open_door: OpenDoor) -> None:
+    tiers = [{"name": "brief", "rank": 0, "total": 0.4}, {"name": "patient", "rank": 1}]
+    settings = Settings(token_seconds=0.05, answer_tokens=None)
+    async with EngineDouble(settings) as engine, open_door(engine, tiers=tiers) as door:
+        with steered(door):
+            cut, whole = await asyncio.gather(
+                *(door.chat(stream=True, max_tokens=30, service_tier=tier) for tier in ("brief", "patient"))
+            )
+        assert chunks(cut)[0]["service_tier"] == "brief"  # it had begun
+        assert chunks(cut)[-1]["error"]["code"] == "engine_timeout"
+        assert chunks(whole)[-1]["choices"][0]["finish_reason"] == "length"
+        ends = {record["tier_used"]: record["terminated_by"] for record in await door.records(2)}
+        assert ends == {"brief": "deadline", "patient": "engine"}
+
+
 async def counted(door: Door, *labels: str) -> float:
     lines = (await door.http.get("/metrics")).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if all(label in line for label in labels))
@@ -253,6 +270,26 @@ async def test_operators_see_in_each_tier_whether_its_objectives_are_met(open_do
                 assert await counted(door, "forebay_objectives_total{", *labels) == 1
         assert await counted(door, "forebay_objectives_total{", 'tier="none"') == 0
         assert await counted(door, "forebay_first_token_seconds_count{", 'tier="none"') == 1
+
+
+async def test_workers_and_their_router_know_the_same_tiers(database: str, valkey: str) -> None:
+    engine = EngineDouble(priority_scheduling=True)
+    with state_directory() as state:
+        async with engine, front_door(
+            state, [engine.url], model=MODEL, postgres=database, valkey=valkey, server={"workers": 2}, tiers=TIERS,
+            timeouts={"connect": 0.2},
+            endpoint={"priorityScheduling": True},
+        ) as door:  # fmt: skip
+            for tier in ("batch", "fast", "standard", "batch", "auto"):
+                async with httpx.AsyncClient(base_url=door.url) as http:  # a connection of its own, for any worker
+                    answer = await http.post(
+                        "/v1/chat/completions",
+                        json={"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "service_tier": tier},
+                        headers={"authorization": f"Bearer {door.key}"},
+                    )
+                served = "batch" if tier == "batch" else "standard"
+                assert (answer.json()["service_tier"], answer.headers["x-forebay-tier"]) == (served, served)
+        assert priorities(engine) == [8, 3, 3, 8, 3]
 
 
 async def test_only_keys_for_debugging_are_told_the_tier_in_a_header(open_door: OpenDoor) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.platform.config.load import examine
 from forebay.platform.config.model import Config
+from forebay.platform.config.show import as_yaml
 from forebay.platform.errors import ApiError
 from forebay.platform.relay.upstream_errors import refused
 from forebay.platform.tiers import KNOWN, TierTable, table_of, tiers_of
@@ -126,6 +127,11 @@ def test_the_router_is_told_what_each_tier_is_promised() -> None:
     assert (batch.rank, batch.queue_s, batch.shed) == (5, 600.0, Shed.SHED)
     assert free.name == "free"
     assert tiers_of(configured()).default == standard
+
+
+def test_a_table_reads_back_as_it_is_shown() -> None:
+    config = configured()
+    assert examine(as_yaml(config), "f", {}) == (config, [])
 
 
 def test_multipliers_stay_exact() -> None:
