@@ -5,9 +5,8 @@ import logging
 import time
 
 from forebay.metering import Spool, Status, TerminatedBy
-from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
-from forebay.platform.relay import answer, upstream_errors
+from forebay.platform.relay import answer, objectives, upstream_errors
 from forebay.platform.relay.accounting import Account, Counted, count
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
@@ -15,6 +14,7 @@ from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_byte
 from forebay.platform.relay.patience import Patience
+from forebay.platform.tiers import Terms
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Exchange:
         quiet_since: float,
         router: Router,
         spool: Spool,
-        timeouts: Timeouts,
+        terms: Terms,
         checkpoint_every: float,
     ) -> None:
         self._call = call
@@ -64,11 +64,12 @@ class Exchange:
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
         self._patience = Patience(
-            timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
+            terms.timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
-        self._view = call.view(endpoint)
+        self._terms = terms
+        self._view = call.view(endpoint, terms.name)
         self._stream = StreamTransform(self._view)
-        self._account = Account(spool, call.attempt(number, endpoint, time.time()))
+        self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()))
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
@@ -116,7 +117,7 @@ class Exchange:
 
     async def _dispatch(self) -> None:
         """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
-        head, body = self._call.to_engine(self._endpoint)
+        head, body = self._call.to_engine(self._endpoint, self._terms.rank)
         raced = False
         while True:
             connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
@@ -232,11 +233,14 @@ class Exchange:
         first_byte(self._call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
+            objectives.first_token(self._terms, self._client.age_s)
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        self._ended(self._outcome(usage, finish_reason))
+        outcome = self._outcome(usage, finish_reason)
+        self._ended(outcome)
+        objectives.decoded(self._terms, outcome.decode_s, outcome.output)
         await self._account.close(
             Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
         )

@@ -4,7 +4,6 @@ import asyncio
 import logging
 
 from forebay.metering import Spool
-from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import upstream_errors
 from forebay.platform.relay.call import Call
@@ -14,6 +13,7 @@ from forebay.platform.relay.metrics import FAILOVERS
 from forebay.platform.relay.suspects import Suspects
 from forebay.platform.relay.wait import Wait
 from forebay.platform.tenancy.principal import Scope
+from forebay.platform.tiers import TierTable
 from forebay.router import Endpoint, Outcome, Placed, Result, Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,10 @@ MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fa
 
 
 class Relay:
-    def __init__(self, router: Router, spool: Spool, timeouts: Timeouts, *, checkpoint_every: float) -> None:
+    def __init__(self, router: Router, spool: Spool, tiers: TierTable, *, checkpoint_every: float) -> None:
         self._router = router
         self._spool = spool
-        self._timeouts = timeouts
+        self._tiers = tiers
         self._checkpoint_every = checkpoint_every
         self._suspects = Suspects()
 
@@ -37,7 +37,7 @@ class Relay:
         tried: tuple[str, ...] = ()
         failure: ApiError | None = None
         suspects: list[tuple[Endpoint, str]] = []
-        wait = Wait(call, client, router, self._timeouts)
+        wait = Wait(call, client, router, self._tiers[call.tier].timeouts)
         while len(tried) < MAX_ATTEMPTS and not client.left:
             try:
                 placed = await self._place(wait, tried)
@@ -46,7 +46,7 @@ class Relay:
                 failure = failure or upstream_errors.no_router()
                 break
             if not isinstance(placed, Placed):
-                failure = upstream_errors.overloaded(placed) if placed is not None else failure
+                failure = upstream_errors.refused(placed) if placed is not None else failure
                 break
             if tried:
                 FAILOVERS.inc()
@@ -67,7 +67,7 @@ class Relay:
                             router.failed(pool, suspect.name, reason)
                 return
         if not client.left:
-            raise failure or upstream_errors.no_endpoint(call.asked)
+            raise failure or upstream_errors.no_endpoint(call)
 
     def forget(self, pool: str, endpoint: str) -> None:
         """It has gone: one that comes under its name is another."""
@@ -98,12 +98,13 @@ class Relay:
 
     async def _attempt(self, wait: Wait, endpoint: Endpoint, placed: Placed, number: int) -> None:
         """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
-        call, client = wait.call, wait.client
+        call, client, terms = wait.call, wait.client, self._tiers[placed.tier]
         try:
             if Scope.DEBUG in call.principal.scopes:
                 client.debug_headers = [
                     (b"x-forebay-endpoint", placed.endpoint.encode()),
                     (b"x-forebay-cached-tokens", b"%d" % placed.cached),
+                    (b"x-forebay-tier", terms.name.encode()),
                 ]
             exchange = Exchange(
                 call,
@@ -114,7 +115,7 @@ class Relay:
                 quiet_since=wait.quiet_since,
                 router=self._router,
                 spool=self._spool,
-                timeouts=self._timeouts,
+                terms=terms,
                 checkpoint_every=self._checkpoint_every,
             )
         except BaseException:
