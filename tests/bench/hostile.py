@@ -21,13 +21,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import uvloop
 from msgspec import Struct
 
-from forebay.platform.local.paths import paths
 from forebay.platform.config.load import load_config
+from forebay.platform.local.paths import paths
 from forebay.platform.local.probe import any_port
 from forebay.platform.server import raise_file_limit
 from forebay.platform.stores import embedded

@@ -174,7 +174,7 @@ async def soak(streams: int, seconds: float, *, workers: int, doubles: int) -> R
             watching.cancel()
         cpu = watch.cpu_s() - cpu
         for reason, count in some.errors.most_common(10):
-            print(f"    {count} × {reason}", flush=True)
+            print(f"    {count} times {reason}", flush=True)
         left = await _left(door.url, engines)
         recorded = await _recorded(database, some.requests)
         end = watch.look()

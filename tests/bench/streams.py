@@ -50,7 +50,7 @@ class Stream(asyncio.Protocol):
             self._end(None if whole else Bad(f"not a whole stream: {self._fault or self._tail!r}"))
 
     async def exchange(self, data: bytes) -> None:
-        """Send one request, read its stream to the end. Raises `Bad`; the connection is not to be used any more then."""
+        """Send one request, read its stream to the end. Raises `Bad`; the connection is useless then."""
         self._status = self._head = self._tail = b""
         self._fault = ""
         self._done = asyncio.get_running_loop().create_future()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from forebay.platform import server
-from forebay.platform.api import bounds, inference
 from forebay.platform.relay import client
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
@@ -116,14 +115,11 @@ async def test_idle_connections_of_strangers_keep_nobody_out(open_door: OpenDoor
             writer.transport.abort()
 
 
-async def test_a_stream_that_is_not_read_is_stopped_and_billed(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "STALLED_S", 0.5)
+async def test_a_stream_that_is_not_read_is_stopped_and_billed(open_door: OpenDoor) -> None:
     large = Fault(kind="large_frame", size=7_000_000, after=3)
     async with (
         EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine,
-        open_door(engine) as door,
+        open_door(engine, server={"stallTimeout": 0.5}) as door,
         unread(door, request(door, chat(stream=True, max_tokens=300_000))),
     ):
         await eventually(lambda: engine.scheduler.in_flight == 1)
@@ -134,12 +130,12 @@ async def test_a_stream_that_is_not_read_is_stopped_and_billed(
         assert record["engine_output"] == record["billable_output"] == engine.metrics.generation_tokens
 
 
-async def test_the_connection_of_one_who_does_not_read_is_closed(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.5)
+async def test_the_connection_of_one_who_does_not_read_is_closed(open_door: OpenDoor) -> None:
     large = Fault(kind="large_frame", size=7_000_000, after=3)
-    async with EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine, open_door(engine) as door:
+    async with (
+        EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine,
+        open_door(engine, server={"stallTimeout": 0.5}) as door,
+    ):
         async with unread(door, request(door, chat(stream=True, max_tokens=300_000))) as end:
             await eventually(lambda: engine.scheduler.in_flight == 1)
             await eventually(lambda: at_rest(door, engine), 10.0)
@@ -148,11 +144,8 @@ async def test_the_connection_of_one_who_does_not_read_is_closed(
         assert (await door.records(1))[0]["terminated_by"] == "client"
 
 
-async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given_up(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "STALLED_S", 1.0)
-    async with EngineDouble(ENDLESS) as engine, open_door(engine) as door:
+async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given_up(open_door: OpenDoor) -> None:
+    async with EngineDouble(ENDLESS) as engine, open_door(engine, server={"stallTimeout": 1.0}) as door:
         body = chat(max_tokens=20_000, n=4, logprobs=True, top_logprobs=5)
         async with unread(door, request(door, body)):
             await eventually(lambda: engine.metrics.generation_tokens == 80_000, 20.0)
@@ -167,11 +160,9 @@ async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given
         assert int(whole.headers["content-length"]) == len(whole.content) > 4 * client.PIECE
 
 
-async def test_bodies_are_bounded_in_memory_for_a_project_and_others_are_not_touched(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "BODY_BYTES_PER_PROJECT", 1)  # one body of the largest size
-    async with EngineDouble() as engine, open_door(engine, server={"bodyLimit": 100_000}) as door:
+async def test_bodies_are_bounded_in_memory_for_a_project_and_others_are_not_touched(open_door: OpenDoor) -> None:
+    small = {"bodyLimit": 100_000, "memoryPerProject": 1}  # one body of the largest size
+    async with EngineDouble() as engine, open_door(engine, server=small) as door:
         async with connected(door) as (_, waiting):
             waiting.write(head(door, "content-length: 60000"))
             await eventually(lambda: door.service.inferences.memory.held == 60_000)

@@ -73,6 +73,7 @@ class Exchange:
         self._first_byte_at = 0.0
         self._held = b""
         self._whole: list[bytes] = []
+        self._kept = 0  # bytes of a whole answer that are counted
         self._not_run = False  # the engine refused the request
 
     async def run(self) -> None:
@@ -202,7 +203,9 @@ class Exchange:
     async def _relay_whole(self) -> None:
         assert self._connection is not None
         body = await self._read_whole(self._connection, limit=MAX_ANSWER)
+        self._whole.clear()
         whole = answer.transform(body, self._view)
+        del body
         if whole.finish_reason == "abort":
             raise UpstreamError("closed", "the engine aborted the request")
         await self._first_byte(stream=False)
@@ -211,6 +214,9 @@ class Exchange:
 
     async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
         size = 0
+        declared = connection.headers.get(b"content-length", b"")
+        if declared.isdigit():  # at once, before any of it: of many that do not fit together some do
+            await self._keep(min(int(declared), limit))
         while True:
             data = await connection.read()
             if not isinstance(data, bytes):
@@ -218,10 +224,34 @@ class Exchange:
                 continue
             if not data:
                 return b"".join(self._whole)
-            self._whole.append(data)
             size += len(data)
+            await self._keep(size)
+            self._whole.append(data)
             if size > limit:
                 raise StreamError(f"an answer of more than {limit} bytes")
+
+    async def _keep(self, size: int) -> None:
+        """A whole answer is held until the tenant has read it."""
+        try:
+            self._count_kept(size)
+        except ApiError as error:
+            await self._fail(error, retry=False)
+            raise _Left from error
+
+    def _count_kept(self, size: int) -> None:
+        """Raises `ApiError`."""
+        if size > self._kept:
+            self._client.hold(size - self._kept)
+            self._kept = size
+
+    def _hear(self, data: bytes) -> None:
+        """The rest of a whole answer that nobody waits for: of interest for its usage, as far as there is room."""
+        try:
+            self._count_kept(sum(map(len, self._whole)) + len(data))
+        except ApiError:
+            self._whole.clear()
+        else:
+            self._whole.append(data)
 
     async def _first_byte(self, *, stream: bool = True) -> None:
         """The engine has begun to answer: from here on the request stays where it is."""
@@ -287,7 +317,7 @@ class Exchange:
         await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, counted, finish_reason="abort")
 
     async def _halt(self, connection: Connection) -> None:
-        hear = self._stream.feed if self._call.inference.stream else self._whole.append
+        hear = self._stream.feed if self._call.inference.stream else self._hear
         await halt(self._endpoint, connection, self._call.abort_order(self._endpoint), hear)
 
     # -- what was used
