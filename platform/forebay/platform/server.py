@@ -16,6 +16,7 @@ from granian.http import HTTP1Settings
 from granian.net import SocketHolder  # type: ignore[attr-defined]
 from granian.server.embed import Server
 
+from forebay.platform import allocator
 from forebay.platform.api.app import create_app
 from forebay.platform.config.model import Config
 from forebay.platform.config.model import Server as Bounds
@@ -34,6 +35,7 @@ STOP_TIMEOUT_S = 10.0
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early, a first one the start."""
     raise_file_limit()
+    allocator.settle()
     async with until_signalled() as stop, running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service:
         await serve_until(stop, service, bind(config.server), on_ready)
 
