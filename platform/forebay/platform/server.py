@@ -18,6 +18,7 @@ from granian.server.embed import Server
 
 from forebay.platform import allocator
 from forebay.platform.api.app import create_app
+from forebay.platform.api.inference import SWEEP_S
 from forebay.platform.config.model import Config
 from forebay.platform.config.model import Server as Bounds
 from forebay.platform.service import Service, running
@@ -158,8 +159,9 @@ def bind(config: Bounds) -> socket.socket:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     # Connections inherit what follows. Left to itself the kernel holds megabytes for one who does not read.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel ends those that are not read from
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.stall_timeout * 1000))
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel ends those that are not read from, soon after we have
+        limit_s = config.stall_timeout + 2 * SWEEP_S
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(limit_s * 1000))
     listener.setblocking(False)
     return listener
 

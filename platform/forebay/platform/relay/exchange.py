@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
 MOST_TOKENS = 1 << 31  # in one request, that are believed
+SMALL_ANSWER = 1 << 16  # bytes of one that is not counted: about what a stream may hold
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
 _RETURNS = {"tool_calls": True, "function_call": True, "stop": False, "length": False}  # by finish reason
 
@@ -73,7 +74,7 @@ class Exchange:
         self._first_byte_at = 0.0
         self._held = b""
         self._whole: list[bytes] = []
-        self._kept = 0  # bytes of a whole answer that are counted
+        self._kept = SMALL_ANSWER  # bytes of a whole answer that are counted, or need not be
         self._not_run = False  # the engine refused the request
 
     async def run(self) -> None:
