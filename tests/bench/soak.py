@@ -52,7 +52,8 @@ class Sample(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """`growth_mb`: from the median of the half minute that follows the first one to that of the last. `leases_left`:
+    """`growth_mb`: from the median of the half minute that follows the first one to that of the last. Slopes: since the
+    first minute, and of the second half. `leases_left`:
     all that is booked, running, open or in flight afterwards, at the front door and at the engines."""
 
     streams: int
@@ -67,6 +68,7 @@ class Result(Struct, frozen=True):
     rss_mb_max: float
     growth_mb: float
     slope_mb_per_min: float
+    slope_later_mb_per_min: float
     files_max: int
     files_end: int
     leases_left: int
@@ -192,6 +194,7 @@ async def soak(streams: int, seconds: float, *, workers: int, doubles: int) -> R
             rss_mb_max=round(max(one.rss_mb for one in watch.samples), 1),
             growth_mb=round(_last(warm) - _first(warm), 1),
             slope_mb_per_min=round(_slope(warm), 3),
+            slope_later_mb_per_min=round(_slope([one for one in warm if one.at_s > seconds / 2]), 3),
             files_max=max(one.files for one in watch.samples),
             files_end=end.files,
             leases_left=left,
