@@ -1,64 +1,23 @@
 """What one tenant, or a stranger without a key, does to the others: nothing that they would notice."""
 
 import asyncio
-import json
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
+import psutil
 import pytest
 
 from forebay.platform import server
-from forebay.platform.api import bounds, inference
 from forebay.platform.relay import client
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
-from tests.integration.door import MODEL, Door
+from tests.integration.hostile import CHAT, at_rest, chat, connected, head, request, unread
 from tests.integration.observed import unbooked
 
-CHAT = "/v1/chat/completions"
 ENDLESS = Settings(max_model_len=400_000, cache_blocks=20_000, answer_tokens=None)
-
-
-def chat(**members: Any) -> bytes:
-    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2,
-                       **members}).encode()  # fmt: skip
-
-
-def head(door: Door, *lines: str) -> bytes:
-    return "\r\n".join(
-        (f"POST {CHAT} HTTP/1.1", "host: x", f"authorization: Bearer {door.key}", *lines, "", "")
-    ).encode()
-
-
-def request(door: Door, body: bytes) -> bytes:
-    return head(door, f"content-length: {len(body)}") + body
-
-
-@asynccontextmanager
-async def connected(door: Door) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.service.config.server.port)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-@asynccontextmanager
-async def unread(door: Door, data: bytes) -> AsyncIterator[socket.socket]:
-    """A connection on which `data` was sent and nothing is ever read."""
-    with socket.socket() as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        end.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(end, ("127.0.0.1", door.service.config.server.port))
-        await loop.sock_sendall(end, data)
-        yield end
 
 
 def read_all(end: socket.socket) -> None:
@@ -66,19 +25,9 @@ def read_all(end: socket.socket) -> None:
         pass
 
 
-def at_rest(door: Door, *engines: EngineDouble) -> bool:
-    """Nothing is held for anybody."""
-    inferences = door.service.inferences
-    endpoints = [endpoint for pool in door.service.pools for endpoint in pool.endpoints.values()]
-    return not (
-        inferences.gate.in_flight
-        or inferences.tasks
-        or inferences.memory.held
-        or door.service.spool.open_count
-        or any(engine.scheduler.in_flight for engine in engines)
-        or any(endpoint.client.active for endpoint in endpoints)
-        or not unbooked(door)
-    )
+def is_held(end: socket.socket) -> bool:
+    """Whether the front door, which is in this process, still has its side of the connection."""
+    return any(one.raddr == end.getsockname() for one in psutil.Process().net_connections("tcp"))
 
 
 @pytest.mark.parametrize("sent", [b"", b"{"], ids=["nothing", "a byte"])
@@ -116,14 +65,11 @@ async def test_idle_connections_of_strangers_keep_nobody_out(open_door: OpenDoor
             writer.transport.abort()
 
 
-async def test_a_stream_that_is_not_read_is_stopped_and_billed(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "STALLED_S", 0.5)
+async def test_a_stream_that_is_not_read_is_stopped_and_billed(open_door: OpenDoor) -> None:
     large = Fault(kind="large_frame", size=7_000_000, after=3)
     async with (
         EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine,
-        open_door(engine) as door,
+        open_door(engine, server={"stallTimeout": 0.5}) as door,
         unread(door, request(door, chat(stream=True, max_tokens=300_000))),
     ):
         await eventually(lambda: engine.scheduler.in_flight == 1)
@@ -134,25 +80,23 @@ async def test_a_stream_that_is_not_read_is_stopped_and_billed(
         assert record["engine_output"] == record["billable_output"] == engine.metrics.generation_tokens
 
 
-async def test_the_connection_of_one_who_does_not_read_is_closed(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.5)
+async def test_the_connection_of_one_who_does_not_read_is_closed(open_door: OpenDoor) -> None:
     large = Fault(kind="large_frame", size=7_000_000, after=3)
-    async with EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine, open_door(engine) as door:
+    async with (
+        EngineDouble(ENDLESS, token_seconds=0.001, faults=(large,)) as engine,
+        open_door(engine, server={"stallTimeout": 0.5}) as door,
+    ):
         async with unread(door, request(door, chat(stream=True, max_tokens=300_000))) as end:
             await eventually(lambda: engine.scheduler.in_flight == 1)
             await eventually(lambda: at_rest(door, engine), 10.0)
+            assert await eventually(lambda: not is_held(end), 10.0)
             with pytest.raises(ConnectionResetError):
                 read_all(end)
         assert (await door.records(1))[0]["terminated_by"] == "client"
 
 
-async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given_up(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "STALLED_S", 1.0)
-    async with EngineDouble(ENDLESS) as engine, open_door(engine) as door:
+async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given_up(open_door: OpenDoor) -> None:
+    async with EngineDouble(ENDLESS) as engine, open_door(engine, server={"stallTimeout": 1.0}) as door:
         body = chat(max_tokens=20_000, n=4, logprobs=True, top_logprobs=5)
         async with unread(door, request(door, body)):
             await eventually(lambda: engine.metrics.generation_tokens == 80_000, 20.0)
@@ -167,11 +111,9 @@ async def test_a_whole_answer_that_is_not_read_stays_in_flight_until_it_is_given
         assert int(whole.headers["content-length"]) == len(whole.content) > 4 * client.PIECE
 
 
-async def test_bodies_are_bounded_in_memory_for_a_project_and_others_are_not_touched(
-    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "BODY_BYTES_PER_PROJECT", 1)  # one body of the largest size
-    async with EngineDouble() as engine, open_door(engine, server={"bodyLimit": 100_000}) as door:
+async def test_bodies_are_bounded_in_memory_for_a_project_and_others_are_not_touched(open_door: OpenDoor) -> None:
+    small = {"bodyLimit": 100_000, "memoryPerProject": 1}  # one body of the largest size
+    async with EngineDouble() as engine, open_door(engine, server=small) as door:
         async with connected(door) as (_, waiting):
             waiting.write(head(door, "content-length: 60000"))
             await eventually(lambda: door.service.inferences.memory.held == 60_000)

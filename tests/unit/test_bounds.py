@@ -4,15 +4,12 @@ import asyncio
 
 import pytest
 
-from forebay.platform.api import bounds
 from forebay.platform.api.bounds import Memory, Turns
 from forebay.platform.errors import ApiError
 
 
-def test_memory_is_bounded_per_project_and_in_all_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "BODY_BYTES", 25)
-    monkeypatch.setattr(bounds, "BODY_BYTES_PER_PROJECT", 10)
-    memory = Memory(body_limit=5)
+def test_memory_is_bounded_per_project_and_in_all_and_given_back() -> None:
+    memory = Memory(25, 10, body_limit=5)
     with memory.hold("a") as mine, memory.hold("b") as other, memory.hold("c") as third:
         mine.at_least(10)
         mine.at_least(3)  # it holds more already
@@ -31,10 +28,8 @@ def test_memory_is_bounded_per_project_and_in_all_and_given_back(monkeypatch: py
         again.at_least(10)
 
 
-def test_one_body_of_the_largest_size_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "BODY_BYTES", 1)
-    monkeypatch.setattr(bounds, "BODY_BYTES_PER_PROJECT", 1)
-    memory = Memory(body_limit=1000)
+def test_one_body_of_the_largest_size_always_fits() -> None:
+    memory = Memory(1, 1, body_limit=1000)
     with memory.hold("a") as held:
         held.at_least(1000)
         assert memory.held == 1000

@@ -90,6 +90,9 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
          "models: [{name: m, pool: p}]", "f:4: pools[1].name: pool 'p' is taken, first in line 3; give each its own"),
         ("pools: [{name: p, endpoints: [{url: 'http://h'}, {url: 'http://H/'}]}]\nmodels: [{name: m, pool: p}]",
          "f:2: pools[0].endpoints[1].url: URL 'http://h' is taken, first in line 2; give each its own"),
+        ("server: {maxClients: 1000}", "f:2: server.maxClients: maxClients (1000) is less than maxInFlight (4096); each "
+         "request in flight has a connection: raise maxClients"),
+        ("server: {memory: 1000}", "f:2: server.memory: memoryPerProject exceeds memory; set it to at most 1000"),
         ("server: {maxInFlight: 100}", "f:2: server.maxInFlight: maxInFlightPerProject (512) exceeds maxInFlight (100); "
          "set maxInFlightPerProject to at most 100"),
         ("timeouts: {connect: 300}", "f:2: timeouts.connect: connect (300 s) is not below firstByte (300 s); lower connect "

@@ -16,16 +16,19 @@ from granian.http import HTTP1Settings
 from granian.net import SocketHolder  # type: ignore[attr-defined]
 from granian.server.embed import Server
 
+from forebay.platform import allocator
 from forebay.platform.api.app import create_app
-from forebay.platform.api.inference import STALLED_S
+from forebay.platform.api.inference import SWEEP_S
 from forebay.platform.config.model import Config
+from forebay.platform.config.model import Server as Bounds
 from forebay.platform.service import Service, running
 
 log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers, or sends no further request
 BACKLOG = 1024
-MAX_CONNECTIONS = 1 << 16
+# Bytes that the server may hold of a connection: of a head that does not end, and of an answer that is not read.
+CONNECTION_BYTES = 1 << 16
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
 
@@ -33,8 +36,9 @@ STOP_TIMEOUT_S = 10.0
 async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready: Callable[[], None]) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal ends the drain early, a first one the start."""
     raise_file_limit()
+    allocator.settle()
     async with until_signalled() as stop, running(config, postgres_url=postgres_url, valkey_url=valkey_url) as service:
-        await serve_until(stop, service, bind(config.server.host, config.server.port), on_ready)
+        await serve_until(stop, service, bind(config.server), on_ready)
 
 
 async def serve_until(
@@ -110,14 +114,15 @@ async def listening(
     """The service's HTTP server, on a bound socket or one of its own; yields its task, which ends only by a fault.
     Raises `OSError` for a port in use."""
     config = service.config.server
-    listener = listener or bind(config.host, config.port)
+    listener = listener or bind(config)
     host, port = listener.getsockname()[:2]
     listener.listen(BACKLOG)
     # HTTP/1.1 only: where it may be either, granian waits for ever for a client that does not say which HTTP it speaks.
     server = _Server(
         create_app(service), listener, interface=Interfaces.ASGINL, websockets=False,
-        http=HTTPModes.http1, http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS),
-        backlog=BACKLOG, backpressure=_connections(config.max_in_flight), log_enabled=False,
+        http=HTTPModes.http1, backlog=BACKLOG, log_enabled=False,
+        http1_settings=HTTP1Settings(header_read_timeout=HEADER_TIMEOUT_MS, max_buffer_size=CONNECTION_BYTES),
+        backpressure=_connections(config),
     )  # fmt: skip
     task = asyncio.create_task(server.serve())
     try:
@@ -139,9 +144,10 @@ class _Server(Server):
         self._shd = SocketHolder(self._listener.detach(), False, self.backlog)  # type: ignore[assignment,call-arg]
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(config: Bounds) -> socket.socket:
     """A socket that does not listen yet, so that clients are refused while the rest starts. Raises `OSError` for a port
     that somebody listens on: granian's own socket would share it, and split the requests."""
+    host, port = config.host, config.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that are over
@@ -151,8 +157,11 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it: the kernel ends those that are not read from
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALLED_S * 1000))
+    # Connections inherit what follows. Left to itself the kernel holds megabytes for one who does not read.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel ends those that are not read from, soon after we have
+        limit_s = config.stall_timeout + 2 * SWEEP_S
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(limit_s * 1000))
     listener.setblocking(False)
     return listener
 
@@ -165,12 +174,12 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _connections(max_in_flight: int) -> int:
+def _connections(config: Bounds) -> int:
     """As many as there are files for, beside those to engines. What strangers can use up shall be large: the bounds on
     requests come after the key."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = max_in_flight + 256
-    return max(needed, min(MAX_CONNECTIONS, MAX_CONNECTIONS if files < 0 else files - needed))
+    needed, most = config.max_in_flight + 256, config.max_clients
+    return most if files < 0 else max(min(needed, most), min(most, files - needed))
 
 
 async def _accepting(host: str, port: int, server: "asyncio.Task[None]") -> None:

@@ -5,12 +5,14 @@ protocol over httptools. It decides nothing: what a failure means is the caller'
 """
 
 import asyncio
+import socket
 from collections import deque
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-HIGH_WATER = 256 * 1024  # bytes buffered for a slow consumer before the engine's socket is paused
+HIGH_WATER = 64 * 1024  # bytes buffered for a slow consumer before the engine's socket is paused
+RECEIVE_BUFFER = 64 * 1024  # bytes that the kernel holds then, and the most that is read at once; Linux doubles it
 MAX_IDLE_PER_ENDPOINT = 256
 IDLE_SECONDS = 4.0  # uvicorn, which vLLM serves with, drops idle connections after 5 s
 
@@ -58,6 +60,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        end = transport.get_extra_info("socket")
+        if end is not None:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
     def data_received(self, data: bytes) -> None:
         self.last_activity = self._loop.time()

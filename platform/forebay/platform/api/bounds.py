@@ -1,4 +1,5 @@
-"""What keeps one project from taking what all share: requests in flight, memory for their bodies, turns at decoding."""
+"""What keeps one project from taking what all share: requests in flight, memory for bodies and whole answers, turns at
+decoding."""
 
 import asyncio
 from collections import Counter
@@ -7,9 +8,6 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from forebay.platform.errors import ApiError, unavailable
-
-BODY_BYTES = 1 << 30
-BODY_BYTES_PER_PROJECT = 1 << 28
 
 
 class Gate:
@@ -66,11 +64,12 @@ class Gate:
 
 
 class Memory:
-    """Bytes of bodies that are held at once, in all and per project; one body of the largest size always fits."""
+    """Bytes of bodies and of whole answers that are held at once, in all and per project; one body of the largest size
+    always fits."""
 
-    def __init__(self, body_limit: int) -> None:
-        self._total = max(BODY_BYTES, body_limit)
-        self._per_project = max(BODY_BYTES_PER_PROJECT, body_limit)
+    def __init__(self, total: int, per_project: int, *, body_limit: int) -> None:
+        self._total = max(total, body_limit)
+        self._per_project = max(per_project, body_limit)
         self._projects: Counter[str] = Counter()
         self.held = 0
 
@@ -82,7 +81,7 @@ class Memory:
         mine = self._projects[project_id] + size
         if mine > self._per_project:
             raise _too_much(
-                f"The bodies of your project's requests in flight exceed {self._per_project} bytes.",
+                f"The bodies and whole answers of your project's requests in flight exceed {self._per_project} bytes.",
                 "project_body_bytes",
                 self._per_project,
             )
@@ -115,8 +114,12 @@ class Held:
     def at_least(self, size: int) -> None:
         """Raises `ApiError` 503 or 429."""
         if size > self._size:
-            self._memory.take(self._project_id, size - self._size)
-            self._size = size
+            self.more(size - self._size)
+
+    def more(self, size: int) -> None:
+        """Raises `ApiError` 503 or 429."""
+        self._memory.take(self._project_id, size)
+        self._size += size
 
 
 class Turns:

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 _Act = Callable[[Call, Client], Awaitable[None]]
 _ROUTES = {"chat/completions": "chat.completions", "completions": "completions", "embeddings": "embeddings"}
 SWEEP_S = 1.0
-STALLED_S = 60.0  # seconds a tenant may leave its socket full
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
 HUGE_BYTES = 1 << 22  # a body that takes milliseconds to copy
 
@@ -66,11 +65,14 @@ class Inferences:
         self._salter = salter
         self._tiers = tiers
         self._body_limit = server.body_limit
-        self.memory = Memory(server.body_limit)
+        self._stall_s = server.stall_timeout
+        self.memory = Memory(server.memory, server.memory_per_project, body_limit=server.body_limit)
         self._decoding = Turns()
         self._clients: dict[asyncio.Task[Any], Client] = {}
         self.gate = Gate(server.max_in_flight, server.max_in_flight_per_project)
         metrics.IN_FLIGHT.set_function(lambda: self.gate.in_flight)
+        metrics.HELD.set_function(lambda: self.memory.held)
+        metrics.BLOCKED.set_function(lambda: sum(client.blocked for client in self._clients.values()))
 
     def routes(self) -> list[ASGIRouteHandler]:
         """`/v1/explain/…` takes what the route proper takes, and says where it would be sent."""
@@ -92,7 +94,10 @@ class Inferences:
     def _sweep(self) -> None:
         """Keeps nothing of a client in its frame: the server ends a connection only when its reader is let go of."""
         for task, client in tuple(self._clients.items()):
-            if client.check_late() or (not client.stalled and client.check_stalled(STALLED_S)):
+            if client.check_late():
+                task.cancel()
+            elif not client.stalled and client.check_stalled(self._stall_s):
+                metrics.STALLED.inc()
                 task.cancel()
 
     def _route(self, path: str, api: str, act: _Act) -> ASGIRouteHandler:
@@ -139,6 +144,7 @@ class Inferences:
         self.gate.enter(principal.project_id)
         try:
             with self.memory.hold(principal.project_id) as held:
+                client.hold = held.more
                 call = await self._read(api, client, principal, held, headers)
                 await act(call, client)
                 return call.model

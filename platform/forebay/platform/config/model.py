@@ -28,6 +28,21 @@ class Server(Section, frozen=True):
     max_in_flight_per_project: Annotated[
         int, Meta(ge=1, le=100_000, description="Requests of one project served at once; beyond it the answer is 429.")
     ] = 512
+    max_clients: Annotated[
+        int, Meta(ge=256, le=1 << 20, description="Connections of clients at once, as far as there are files for them.")
+    ] = 1 << 16
+    memory: Annotated[
+        int, Meta(ge=1, description="Bytes of bodies and of whole answers held at once; beyond it a 503.")
+    ] = 1 << 30
+    memory_per_project: Annotated[
+        int, Meta(ge=1, description="The same of one project; beyond it a 429. One largest body always fits.")
+    ] = 1 << 28
+    send_buffer: Annotated[
+        int, Meta(ge=4096, le=1 << 26, description="Bytes of an answer that the kernel holds for a slow reader.")
+    ] = 1 << 17
+    stall_timeout: Annotated[
+        Seconds, Meta(description="Seconds that a tenant may leave its socket full; then the request is given up.")
+    ] = 60.0
     drain_timeout: Annotated[
         Seconds, Meta(description="Seconds that running requests get to finish when the front door stops.")
     ] = 30.0

@@ -34,6 +34,13 @@ def limits(server: Data | None, report: Report) -> None:
         path = report.given(("server", "maxInFlightPerProject"), ("server", "maxInFlight"))
         problem = f"maxInFlightPerProject ({project}) exceeds maxInFlight ({everyone})"
         report.fault(path, problem, f"set maxInFlightPerProject to at most {everyone}")
+    if server and _over(server["maxInFlight"], server["maxClients"]):
+        path = report.given(("server", "maxClients"), ("server", "maxInFlight"))
+        problem = f"maxClients ({server['maxClients']}) is less than maxInFlight ({server['maxInFlight']})"
+        report.fault(path, problem, "each request in flight has a connection: raise maxClients")
+    if server and _over(server["memoryPerProject"], server["memory"]):
+        path = report.given(("server", "memoryPerProject"), ("server", "memory"))
+        report.fault(path, "memoryPerProject exceeds memory", f"set it to at most {server['memory']}")
 
 
 def memory(router: Data | None, report: Report) -> None:

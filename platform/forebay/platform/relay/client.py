@@ -9,7 +9,8 @@ from forebay.platform.errors import ApiError, invalid
 from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
 
 BODY_TIMEOUT_S = 60.0
-PIECE = 1 << 18  # bytes of a whole answer that are handed to the server at once
+PIECE = 1 << 14  # bytes that are handed to the server at once: it holds some ten pieces for one who does not read
+BLOCKED_S = 1.0  # a write that takes longer is told of
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -43,6 +44,7 @@ class Client:
         self._writing_since: float | None = None
         self._late = False
         self.on_left: Callable[[], None] | None = None
+        self.hold: Callable[[int], None] = _nothing  # told of bytes that are about to be kept; raises `ApiError`
         self.debug_headers: Headers = []
 
     async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
@@ -112,7 +114,11 @@ class Client:
 
     async def write(self, data: bytes) -> None:
         """Part of a stream. A tenant that has left is noticed by `on_left`, not by an exception."""
-        await self._emit({"type": "http.response.body", "body": data, "more_body": True})
+        if len(data) <= PIECE:
+            await self._emit({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        for at in range(0, len(data), PIECE):
+            await self._emit({"type": "http.response.body", "body": data[at : at + PIECE], "more_body": True})
 
     async def heartbeat(self) -> None:
         """A comment that keeps idle proxies and clients from giving up; SDKs skip it."""
@@ -168,10 +174,18 @@ class Client:
 
     def check_stalled(self, limit: float) -> bool:
         """Whether a write has waited longer than `limit` seconds for the tenant to read."""
-        since = self._writing_since
-        if since is not None and time.perf_counter() - since > limit:
+        if self._waits_longer(limit):
             self.stalled = self.left = True
         return self.stalled
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the tenant leaves its socket full."""
+        return self._waits_longer(BLOCKED_S)
+
+    def _waits_longer(self, seconds: float) -> bool:
+        since = self._writing_since
+        return since is not None and time.perf_counter() - since > seconds
 
     def _headers(self) -> Headers:
         return [
@@ -179,6 +193,10 @@ class Client:
             (b"openai-processing-ms", str(round(self.age_s * 1000)).encode()),
             *self.debug_headers,
         ]
+
+
+def _nothing(_: int) -> None:
+    """Nobody counts."""
 
 
 def _too_large(limit: int) -> ApiError:

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
 MOST_TOKENS = 1 << 31  # in one request, that are believed
+SMALL_ANSWER = 1 << 16  # bytes of one that is not counted: about what a stream may hold
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
 _RETURNS = {"tool_calls": True, "function_call": True, "stop": False, "length": False}  # by finish reason
 
@@ -74,6 +75,7 @@ class Exchange:
         self._first_byte_at = 0.0
         self._held = b""
         self._whole: list[bytes] = []
+        self._kept = SMALL_ANSWER  # bytes of a whole answer that are counted, or need not be
         self._not_run = False  # the engine refused the request
 
     async def run(self) -> None:
@@ -203,7 +205,9 @@ class Exchange:
     async def _relay_whole(self) -> None:
         assert self._connection is not None
         body = await self._read_whole(self._connection, limit=MAX_ANSWER)
+        self._whole.clear()
         whole = answer.transform(body, self._view)
+        del body
         if whole.finish_reason == "abort":
             raise UpstreamError("closed", "the engine aborted the request")
         await self._first_byte(stream=False)
@@ -212,6 +216,9 @@ class Exchange:
 
     async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
         size = 0
+        declared = connection.headers.get(b"content-length", b"")
+        if declared.isdigit():  # at once, before any of it: of many that do not fit together some do
+            await self._keep(min(int(declared), limit))
         while True:
             data = await connection.read()
             if not isinstance(data, bytes):
@@ -219,10 +226,34 @@ class Exchange:
                 continue
             if not data:
                 return b"".join(self._whole)
-            self._whole.append(data)
             size += len(data)
+            await self._keep(size)
+            self._whole.append(data)
             if size > limit:
                 raise StreamError(f"an answer of more than {limit} bytes")
+
+    async def _keep(self, size: int) -> None:
+        """A whole answer is held until the tenant has read it."""
+        try:
+            self._count_kept(size)
+        except ApiError as error:
+            await self._fail(error, retry=False)
+            raise _Left from error
+
+    def _count_kept(self, size: int) -> None:
+        """Raises `ApiError`."""
+        if size > self._kept:
+            self._client.hold(size - self._kept)
+            self._kept = size
+
+    def _hear(self, data: bytes) -> None:
+        """The rest of a whole answer that nobody waits for: of interest for its usage, as far as there is room."""
+        try:
+            self._count_kept(sum(map(len, self._whole)) + len(data))
+        except ApiError:
+            self._whole.clear()
+        else:
+            self._whole.append(data)
 
     async def _first_byte(self, *, stream: bool = True) -> None:
         """The engine has begun to answer: from here on the request stays where it is."""
@@ -291,7 +322,7 @@ class Exchange:
         await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, counted, finish_reason="abort")
 
     async def _halt(self, connection: Connection) -> None:
-        hear = self._stream.feed if self._call.inference.stream else self._whole.append
+        hear = self._stream.feed if self._call.inference.stream else self._hear
         await halt(self._endpoint, connection, self._call.abort_order(self._endpoint), hear)
 
     # -- what was used

@@ -11,7 +11,10 @@ ATTEMPTS_FAILED = Counter("forebay_attempts_failed_total", "Attempts that failed
 FAILOVERS = Counter("forebay_failovers_total", "Requests moved to another endpoint before their first byte")
 INTERRUPTED = Counter("forebay_attempts_interrupted_total", "Attempts that ended by a fault of the front door itself")
 CLIENTS_LEFT = Counter("forebay_clients_left_total", "Tenants that closed the connection before their answer was whole")
+STALLED = Counter("forebay_clients_stalled_total", "Tenants given up because they had stopped reading")
 IN_FLIGHT = Gauge("forebay_requests_in_flight", "Inference requests being answered")
+HELD = Gauge("forebay_held_bytes", "Bytes of bodies and whole answers that are held for requests in flight")
+BLOCKED = Gauge("forebay_clients_blocked", "Requests whose tenant has left its socket full for over a second")
 _FIRST_BYTE = Histogram(
     "forebay_time_to_first_byte_seconds",
     "From dispatch to the engine's first byte",

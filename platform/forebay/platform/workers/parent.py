@@ -33,7 +33,7 @@ async def serve(config: Config, *, postgres_url: str, valkey_url: str, on_ready:
     early, a first one the start. Raises `WorkerError` when a worker cannot be kept running."""
     raise_file_limit()
     async with until_signalled() as stop, AsyncExitStack() as stack:
-        listener = stack.enter_context(bind(config.server.host, config.server.port))
+        listener = stack.enter_context(bind(config.server))
         await prepare(config, postgres_url)
         service = await stack.enter_async_context(routed(config, valkey_url))
         names = [pool.name for pool in config.pools]

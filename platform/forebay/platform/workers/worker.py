@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from forebay.platform import logs
+from forebay.platform import allocator, logs
 from forebay.platform.api.health import report
 from forebay.platform.server import raise_file_limit, serve_until, until_signalled
 from forebay.platform.service import FAULTS, Seat, Service, running
@@ -44,6 +44,7 @@ def main() -> None:
 
 async def _work(its: Orders) -> None:
     raise_file_limit()
+    allocator.settle()
     listener = socket.socket(fileno=its.listener)
     async with until_signalled((signal.SIGTERM,)) as stop, AsyncExitStack() as stack:
         loop = asyncio.get_running_loop()
