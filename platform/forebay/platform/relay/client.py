@@ -44,6 +44,7 @@ class Client:
         self._late = False
         self.on_left: Callable[[], None] | None = None
         self.debug_headers: Headers = []
+        self.limit_headers: Callable[[], Headers] | None = None  # asked when they are sent
 
     async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
         """The request's body, in pieces. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it
@@ -174,6 +175,7 @@ class Client:
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
             *self.debug_headers,
+            *(self.limit_headers() if self.limit_headers is not None else ()),
         ]
 
 

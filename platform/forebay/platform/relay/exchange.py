@@ -68,7 +68,7 @@ class Exchange:
         )
         self._view = call.view(endpoint)
         self._stream = StreamTransform(self._view)
-        self._account = Account(spool, call.attempt(number, endpoint, time.time()))
+        self._account = Account(spool, call.attempt(number, endpoint, time.time()), call.permit)
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from forebay.platform.limits.rules import Limit
+
 
 class Scope(StrEnum):
     INFERENCE = "inference"
@@ -22,3 +24,4 @@ class Principal(Struct, frozen=True):
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
     expires_at: float | None = None
+    limits: tuple[Limit, ...] = ()  # its own, its project's and its tenant's, in this order

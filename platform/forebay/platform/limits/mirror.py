@@ -1,0 +1,77 @@
+"""What this process alone has counted and holds (pure): what it can go by while Valkey is away, and what makes Valkey
+whole again afterwards.
+
+A process tells Valkey with each reservation what it has spent of the window so far; Valkey remembers it for each
+process, and adds what it missed. So what passed while it was away is counted once when it returns, and so is all of a
+window when it returns empty.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from forebay.platform.limits.rules import Check
+from forebay.platform.limits.window import window
+
+
+class Spent(Struct):
+    """Of one limit, in one window. It is never more than Valkey has of this process, unless Valkey missed some."""
+
+    phase: int
+    window: int
+    count: int
+
+
+class Mirror:
+    def __init__(self) -> None:
+        self.spent: dict[bytes, Spent] = {}
+        self.slots: dict[bytes, set[bytes]] = {}
+
+    @property
+    def leases(self) -> int:
+        return sum(map(len, self.slots.values()))
+
+    def of(self, key: bytes, number: int) -> int:
+        """Spent in that window."""
+        spent = self.spent.get(key)
+        return spent.count if spent is not None and spent.window == number else 0
+
+    def spend(self, key: bytes, phase: int, number: int, count: int) -> None:
+        """`count` may be negative. What concerns a window that is over changes nothing."""
+        spent = self.spent.get(key)
+        if spent is None or spent.window < number:
+            if count > 0:
+                self.spent[key] = Spent(phase, number, count)
+        elif spent.window == number:
+            spent.count = max(0, spent.count + count)
+
+    def take(self, key: bytes, request: bytes) -> None:
+        self.slots.setdefault(key, set()).add(request)
+
+    def give(self, key: bytes, request: bytes) -> None:
+        held = self.slots.get(key)
+        if held is not None:
+            held.discard(request)
+            if not held:
+                del self.slots[key]
+
+    def used(self, check: Check, number: int) -> int:
+        return len(self.slots.get(check.key, ())) if check.kind.held else self.of(check.key, number)
+
+    def refused(self, checks: Sequence[Check], used: Iterable[int], processes: int) -> int | None:
+        """Which of the checks fails by this process's share of its limit. Something always passes, unless nothing
+        may: a share may be less than a single prompt."""
+        for index, (check, count) in enumerate(zip(checks, used, strict=True)):
+            if count + check.cost > share(check.limit, processes) and (count or check.never):
+                return index
+        return None
+
+    def forget(self, now_ms: int) -> None:
+        """Windows that are over."""
+        for key in [key for key, one in self.spent.items() if one.window < window(now_ms, one.phase).number]:
+            del self.spent[key]
+
+
+def share(limit: int, processes: int) -> int:
+    """Of a limit, for one of so many processes."""
+    return max(1, limit // max(1, processes)) if limit else 0
