@@ -164,7 +164,7 @@ class Inferences:
             except RouterUnavailable as error:
                 raise no_router() from error
             uncached -= max((one.cached for one in explained.candidates if one.chosen), default=0)
-        await call.permit.take(call.model, max(0, uncached), output)
+        await call.permit.take(call.model, uncached, output)
 
     async def _explain(self, call: Call, client: Client) -> None:
         require(call.principal, Scope.DEBUG)

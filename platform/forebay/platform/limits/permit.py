@@ -36,7 +36,7 @@ class Permit:
 
     async def take(self, model: str, uncached: int, output: int) -> None:
         """When the prompt is known: tokens that are expected to be spent. Raises `ApiError` 429."""
-        costs = {Kind.INPUT: uncached, Kind.OUTPUT: output}
+        costs = {Kind.INPUT: max(1, uncached), Kind.OUTPUT: output}  # an engine reads at least a prompt's last token
         await self._reserve(whole(self._limits, self._root, model, costs))
 
     def placed(self) -> None:
