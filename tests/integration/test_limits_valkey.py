@@ -198,11 +198,11 @@ async def test_whatever_comes_no_limit_is_exceeded_and_all_is_given_back(valkey_
     )
     live: list[tuple[Permit, int]] = []
     requests = tokens = 0
-    waiting: set[int] = set()
-    lapsed: set[int] = set()
+    waiting: set[bytes] = set()
+    lapsed: set[bytes] = set()
     async with limiters(valkey_server, 3, lease_s=60.0, renew_s=60.0) as made:
         for what, number, cost, spent in ops:
-            holding = [each for each, _ in live if id(each) not in lapsed]
+            holding = [each for each, _ in live if each._request not in lapsed]
             if what == "ask":
                 each = permit(made[number], tenant, *limits)
                 fits = requests < 12 and len(holding) < 4 and len(waiting) < 3 and tokens + cost <= 120
@@ -210,15 +210,15 @@ async def test_whatever_comes_no_limit_is_exceeded_and_all_is_given_back(valkey_
                 if fits:
                     live.append((each, cost))
                     requests, tokens = requests + 1, tokens + cost
-                    waiting.add(id(each))
+                    waiting.add(each._request)
             elif live:
                 each, cost = live[number % len(live)]
                 if what == "expire":  # its process is gone, as far as Valkey can see
                     _expire(valkey_server, each)
-                    lapsed.add(id(each))
-                    waiting.discard(id(each))
+                    lapsed.add(each._request)
+                    waiting.discard(each._request)
                     continue
-                waiting.discard(id(each))
+                waiting.discard(each._request)
                 if what == "place":
                     each.placed()
                 else:
@@ -232,7 +232,7 @@ async def test_whatever_comes_no_limit_is_exceeded_and_all_is_given_back(valkey_
             await told(*made)
             expected = {
                 "key_1:r:": requests,
-                "key_1:c:": len([1 for each, _ in live if id(each) not in lapsed]),
+                "key_1:c:": len([1 for each, _ in live if each._request not in lapsed]),
                 "project_1:q:tiny": len(waiting),
                 "tenant_1:i:": tokens,
             }

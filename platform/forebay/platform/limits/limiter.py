@@ -106,6 +106,7 @@ class Limiter:
                 try:
                     data = await asyncio.shield(answer)
                 except Away:
+                    self._doubt(request, phase, number, checks)
                     return self._locally(request, phase, checks)
                 except asyncio.CancelledError:
                     answer.add_done_callback(partial(self._unwanted, request, phase, checks))
@@ -124,7 +125,14 @@ class Limiter:
                 self.mirror.give(key, request)
             else:
                 self.mirror.spend(key, phase, number if more > 0 else booked, more)
-        self.link.tell(scripts.settle(request, phase, self._process, booked, changes))
+        slots = [key for key, more in changes if more is None]
+        answer = self.link.ask(scripts.settle(request, phase, self._process, booked, changes))
+        answer.add_done_callback(partial(self._settled, request, slots))
+
+    def _settled(self, request: bytes, slots: list[bytes], answer: "asyncio.Future[bytes]") -> None:
+        if answer.exception() is not None:
+            for key in slots:
+                self.mirror.doubt(key, request)
 
     # -- in Valkey, or here
 
@@ -161,12 +169,21 @@ class Limiter:
         self, request: bytes, phase: int, checks: Sequence[Check], answer: "asyncio.Future[bytes]"
     ) -> None:
         """Of a request that ended while it asked."""
-        if answer.cancelled() or answer.exception() is not None:
+        if answer.exception() is not None:
+            self._doubt(request, phase, window(self.clock.now_ms(), phase).number, checks)
             return
         verdict = self._shared(request, phase, checks, answer.result())
         if verdict.refused is None:
             changes = [(check.key, None if check.kind.held else -check.cost) for check in checks]
             self.settle(request, phase, verdict.window.number, changes)
+
+    def _doubt(self, request: bytes, phase: int, number: int, checks: Sequence[Check]) -> None:
+        """It may have been done, or not."""
+        for check in checks:
+            if check.kind.held:
+                self.mirror.doubt(check.key, request)
+            else:
+                self.mirror.spend(check.key, phase, number, 0)
 
     # -- in the background
 
@@ -195,7 +212,10 @@ class Limiter:
         """What Valkey must know first: slots that are held, and what was spent of the present windows."""
         self.mirror.forget(self.clock.now_ms())
         claims = [scripts.claim(key, self._process, spent) for key, spent in self.mirror.spent.items()]
-        return self._renewals() + claims
+        gone = [
+            scripts.settle(request, 0, self._process, 0, [(key, None)]) for key, request in self.mirror.doubts()
+        ]
+        return self._renewals() + gone + claims
 
 
 class _timed:  # noqa: N801 - reads as a word

@@ -14,8 +14,11 @@ from forebay.platform.limits.rules import Check
 from forebay.platform.limits.window import window
 
 
+MOST_DOUBTS = 10_000
+
+
 class Spent(Struct):
-    """Of one limit, in one window. It is never more than Valkey has of this process, unless Valkey missed some."""
+    """Of one limit, in one window. While Valkey answers, it never has less of this process."""
 
     phase: int
     window: int
@@ -26,6 +29,7 @@ class Mirror:
     def __init__(self) -> None:
         self.spent: dict[bytes, Spent] = {}
         self.slots: dict[bytes, set[bytes]] = {}
+        self._doubtful: list[tuple[bytes, bytes]] = []
 
     @property
     def leases(self) -> int:
@@ -40,8 +44,7 @@ class Mirror:
         """`count` may be negative. What concerns a window that is over changes nothing."""
         spent = self.spent.get(key)
         if spent is None or spent.window < number:
-            if count > 0:
-                self.spent[key] = Spent(phase, number, count)
+            self.spent[key] = Spent(phase, number, max(0, count))
         elif spent.window == number:
             spent.count = max(0, spent.count + count)
 
@@ -54,6 +57,17 @@ class Mirror:
             held.discard(request)
             if not held:
                 del self.slots[key]
+
+    def doubt(self, key: bytes, request: bytes) -> None:
+        """Whether Valkey holds the slot is not known: what it was told went unanswered. Leases end by themselves, so
+        some may be left out."""
+        if len(self._doubtful) < MOST_DOUBTS:
+            self._doubtful.append((key, request))
+
+    def doubts(self) -> list[tuple[bytes, bytes]]:
+        """Slots that nobody has any more, which Valkey may not know; once."""
+        doubtful, self._doubtful = self._doubtful, []
+        return [(key, request) for key, request in doubtful if request not in self.slots.get(key, ())]
 
     def used(self, check: Check, number: int) -> int:
         return len(self.slots.get(check.key, ())) if check.kind.held else self.of(check.key, number)

@@ -30,10 +30,9 @@ local function spend(key, phase, process, number)
   return redis.call('HINCRBY', key, 'n', number)
 end
 local function missed(key, phase, process, claimed, believed)
-  if believed ~= window(phase) or claimed <= 0 then return end
+  if believed ~= window(phase) then return 0 end
   local had = redis.call('HMGET', key, 'w', process)
-  local known = tonumber(had[1] or -1) == window(phase) and tonumber(had[2] or 0) or 0
-  if claimed > known then spend(key, phase, process, claimed - known) end
+  return claimed - (tonumber(had[1] or -1) == window(phase) and tonumber(had[2] or 0) or 0)
 end
 """
 # ARGV: request, lease, phase, process, believed window; for each key: 1 for a slot, limit, cost, claimed.
@@ -47,7 +46,8 @@ for i, key in ipairs(KEYS) do
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
     used[i] = redis.call('ZCARD', key)
   else
-    missed(key, phase, process, tonumber(ARGV[at + 3]), believed)
+    local more = missed(key, phase, process, tonumber(ARGV[at + 3]), believed)
+    if more > 0 then spend(key, phase, process, more) end
     local had = redis.call('HMGET', key, 'w', 'n')
     used[i] = tonumber(had[1] or -1) == window(phase) and tonumber(had[2] or 0) or 0
   end
@@ -94,9 +94,10 @@ for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now + lease, ARGV[i]) end
 redis.call('PEXPIRE', KEYS[1], lease)
 return '0'
 """
-# ARGV: process, phase, window, spent in it.
+# ARGV: process, phase, window, spent in it: no more and no less, whatever was done of what went unanswered.
 _CLAIM = """
-missed(KEYS[1], tonumber(ARGV[2]), ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[3]))
+local more = missed(KEYS[1], tonumber(ARGV[2]), ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[3]))
+if more ~= 0 then spend(KEYS[1], tonumber(ARGV[2]), ARGV[1], more) end
 return '0'
 """
 # ARGV: process, lease. How many processes there are.
