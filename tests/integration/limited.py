@@ -76,7 +76,7 @@ async def told(*some: Limiter) -> None:
     """Returns when Valkey has heard all that was said."""
     for one in some:
         if one.link.shared:
-            await one.link.ask(one.link._present)  # noqa: SLF001 - any command: they are answered in order
+            await one.link.ask(one.link._present)
 
 
 async def counts(url: str, root: str = "limits") -> dict[str, int]:

@@ -12,9 +12,9 @@ async def main(url: str, tenant: str) -> None:
     limiter = Limiter(url, "limits", lease_s=1.0, renew_s=0.2)
     await limiter.start()
     running = asyncio.create_task(limiter.run())
+    limit = Limit(Level.KEY, "key_1", "", Limits(concurrent_requests=2))
     for number in range(2):
-        held = Permit(limiter, f"victim_{number}", tenant, (Limit(Level.KEY, "key_1", "", Limits(concurrent_requests=2)),))
-        await held.enter()
+        await Permit(limiter, f"victim_{number}", tenant, (limit,)).enter()
     print("holding", flush=True)
     await running
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 import msgspec
-import openai
 import pytest
-from openai import AsyncOpenAI
+from openai import RateLimitError
 from prometheus_client import REGISTRY
 
 from forebay.platform.limits.rules import Level, Limits
@@ -22,6 +21,8 @@ from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door, config, opened
 from tests.integration.observed import SLOW, stopped
+from tests.integration.test_openai_client import sdk
+from tests.integration.test_waiting import BUSY, long_prefill, prompt, wait_until
 
 LONG = "so it goes on and on and on and on and on, " * 40
 
@@ -125,14 +126,8 @@ async def test_openais_client_understands(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, input_tokens_per_minute=30)
-        asked: list[int] = []
-
-        async def count(_: httpx.Request) -> None:
-            asked.append(1)
-
-        http = httpx.AsyncClient(event_hooks={"request": [count]})
-        async with AsyncOpenAI(base_url=f"{door.url}/v1", api_key=who.key, max_retries=2, http_client=http) as client:
-            with pytest.raises(openai.RateLimitError) as refused:
+        async with sdk(door, who.key) as (client, asked):
+            with pytest.raises(RateLimitError) as refused:
                 await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": LONG}])
         assert len(asked) == 1  # it can never fit, and is not tried again
         assert "can never fit" in refused.value.message
@@ -208,27 +203,20 @@ async def holds(who: Tenant, slots: dict[str, int]) -> bool:
 
 
 async def test_queued_requests_are_those_that_no_engine_has(open_door: OpenDoor) -> None:
-    async with EngineDouble(SLOW) as engine, open_door(engine, timeouts={"queue": 20.0}) as door:
+    async with EngineDouble(BUSY) as engine, open_door(engine) as door, long_prefill(door, engine) as long:
         who = await tenant(door)
-        await who.limit(Level.KEY, queued_requests=1)
-        routing = door.service.routing
-        assert routing is not None
-        routing.drain("main", "engine-0", "a test")
-        waiting = asyncio.create_task(who.chat())
-        if await eventually(lambda: waits_or_ends(who, waiting)) == "ended":
-            assert waiting.result().status_code == 503  # nothing waits where no endpoint is open
-            assert await holds(who, {})
-            return
+        await who.limit(Level.KEY, queued_requests=1, requests_per_minute=9)
+        waiting = asyncio.create_task(who.chat(prompt(900)))
+        await wait_until(door, 1)
         assert metadata(await who.chat())["limit"] == "queued_requests"
-        routing.drain("main", "engine-0", "")
+        waiting.cancel()  # its place is free again
+        await wait_until(door, 0)
+        await eventually(lambda: holds(who, {}))
+        waiting = asyncio.create_task(who.chat(prompt(900)))
+        await wait_until(door, 1)
+        await long
         assert (await waiting).status_code == 200
         assert await holds(who, {})
-
-
-async def waits_or_ends(who: Tenant, task: "asyncio.Task[httpx.Response]") -> str:
-    if task.done():
-        return "ended"
-    return "waits" if await holds(who, {"key:q:": 1}) else ""
 
 
 async def test_what_we_fail_to_answer_does_not_count_and_what_is_wrong_does(open_door: OpenDoor) -> None:
@@ -353,6 +341,7 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
                 assert answer.json()["model"] == "a/b"
                 found = (await http.get(path)).json()["data"]
                 assert [(one["level"], one["model"]) for one in found] == [(level, None), (level, "a/b")]
+                wrong: Any
                 for wrong in ({"requests_per_minute": -1}, {"requests": 1}, {"requests_per_minute": 2.5}, []):
                     assert (await http.put(path, json=wrong)).status_code == 400, wrong
             await who.followed()

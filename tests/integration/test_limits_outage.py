@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from valkey import Valkey
@@ -107,7 +108,7 @@ async def test_it_may_be_away_at_any_step(server: Daemon, step: str) -> None:
     async with limiters(server.url, renew_s=0.1) as (one,):
         tenant = tenant_with(20_000)
         each = permit(one, tenant, *limits)
-        operator = Valkey.from_url(server.url)
+        operator: Any = Valkey.from_url(server.url)
 
         async def away(now: str) -> None:
             if now == step:

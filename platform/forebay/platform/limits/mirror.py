@@ -13,7 +13,6 @@ from msgspec import Struct
 from forebay.platform.limits.rules import Check
 from forebay.platform.limits.window import window
 
-
 MOST_DOUBTS = 10_000
 
 
