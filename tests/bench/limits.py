@@ -34,6 +34,7 @@ from tests.processes import Door, front_door, python_process
 DOORS, CLIENTS = 4, 64
 PER_MINUTE, AT_ONCE = 600, 16
 AFTER_REFUSAL_S = 0.25
+_LOCAL = 'forebay_limit_reservations_total{where="local"}'
 _HAS = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 SMALL = {"model": "bench", "messages": [{"role": "user", "content": "What does a forebay hold?"}], "max_tokens": 1}
 ALL = Limits(10**6, 10**9, 10**9, 10**4, 10**4)
@@ -87,6 +88,16 @@ async def admitted(subject: Subject, windows: int) -> dict[str, Any]:
         "windows": windows, "limit": PER_MINUTE, "admitted_most": most, "admitted": sum(counts.values()) + across,
         "allowed": windows * PER_MINUTE, "refused": refused,
     }  # fmt: skip
+
+
+async def by_share(subject: Subject) -> int:
+    """How often a front door could not wait for Valkey: on a machine that is too busy for its deadline."""
+    found = 0.0
+    async with httpx.AsyncClient() as http:
+        for door in subject.doors:
+            lines = (await http.get(f"{door.url}/metrics")).text.splitlines()
+            found += sum(float(line.split()[-1]) for line in lines if line.startswith(_LOCAL))
+    return int(found)
 
 
 async def at_once(subject: Subject, seconds: float) -> dict[str, Any]:
@@ -192,7 +203,8 @@ async def bench(windows: int, seconds: float, rounds: int, total: int) -> dict[s
     async with subjects() as subject:
         costs = await cost(subject, rounds, total)
         once = await at_once(subject, seconds)
-        return {**await admitted(subject, windows), **once, **costs}
+        found = {**await admitted(subject, windows), **once, **costs}
+        return {**found, "local": await by_share(subject)}
 
 
 def main() -> None:

@@ -148,6 +148,18 @@ async def test_a_process_that_is_killed_gives_its_slots_back(valkey: str) -> Non
         assert await eventually(lambda: one.processes == 1, every=0.1)
 
 
+async def test_a_process_that_ends_in_order_leaves_nothing_behind(valkey: str) -> None:
+    limits = limit(concurrent_requests=2)
+    async with limiters(valkey, 2, renew_s=0.2) as (one, other):
+        tenant = tenant_with(10_000)
+        held = permit(one, tenant, limits)
+        assert await admitted(held)
+        held.close()
+        await one.close()
+        assert await counts(valkey) == {}
+        assert await admitted(permit(other, tenant, limits))
+
+
 async def test_a_request_cancelled_while_it_asks_leaves_nothing(valkey: str) -> None:
     limits = limit(requests_per_minute=5, concurrent_requests=5)
     async with limiters(valkey) as (one,):

@@ -77,19 +77,34 @@ def test_a_share_is_at_least_one_unless_nothing_may_pass(limit: int, processes: 
     assert share(limit, processes) == expected
 
 
-def test_what_was_counted_in_valkey_counts_here_as_well() -> None:
-    mirror = Mirror()
-    mirror.spend(b"k", 0, 5, 2)
-    assert mirror.refused([check(limit=8)], [mirror.used(check(limit=8), 5)], 4) == 0
-    assert mirror.refused([check(limit=8)], [mirror.used(check(limit=8), 6)], 4) is None
+def test_what_is_left_of_a_window_is_shared_as_it_was_when_last_heard() -> None:
+    mirror, one = Mirror(), check(limit=80)
+    mirror.spend(b"k", 0, 5, 10)
+    mirror.hear(one, 60, 5, 0)
+    assert mirror.allowed(one, 5, 0, 4) == 10 + 5
+    mirror.spend(b"k", 0, 5, -3)  # what is given back may be used again
+    assert mirror.used(one, 5) == 7
+    assert mirror.allowed(one, 6, 0, 4) == 20  # of a window that nothing was heard of
+    mirror.hear(one, 95, 5, 0)
+    assert mirror.allowed(one, 5, 0, 4) == 7
+    mirror.hear(one, 8, 5, 0)  # others may have used some that it has not heard of
+    assert mirror.allowed(one, 5, 0, 4) == 20
 
 
-def test_one_passes_although_it_is_more_than_the_share() -> None:
-    mirror = Mirror()
-    large = check(Kind.INPUT, limit=100, cost=60)
-    assert mirror.refused([large], [0], 4) is None
-    assert mirror.refused([large], [60], 4) == 0
-    assert mirror.refused([check(Kind.INPUT, limit=100, cost=101)], [0], 1) == 0
+def test_slots_are_shared_anew_after_a_while() -> None:
+    mirror, slot = Mirror(), check(Kind.CONCURRENT, limit=16)
+    mirror.take(slot.key, b"a")
+    mirror.hear(slot, 16, 5, 0)
+    assert mirror.allowed(slot, 5, 11_000, 4) == 1
+    assert mirror.allowed(slot, 5, 13_000, 4) == 4
+
+
+def test_a_prompt_larger_than_the_share_passes_once() -> None:
+    mirror, large = Mirror(), check(Kind.INPUT, limit=100, cost=60)
+    assert mirror.allowed(large, 5, 0, 4) == 60
+    mirror.spend(b"k", 0, 5, 60)
+    assert mirror.allowed(large, 5, 0, 4) == 25
+    assert Mirror().allowed(check(Kind.INPUT, limit=100, cost=101), 5, 0, 4) == 25
 
 
 def test_windows_that_are_over_are_forgotten_and_cannot_be_changed() -> None:

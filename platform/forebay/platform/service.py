@@ -196,6 +196,7 @@ async def running(
         limiter = Limiter(valkey_url, f"{deployment(config)}:limits", workers=seat.of if seat else 1)
         await limiter.start()
         stack.push_async_callback(end, background("limits", limiter.run))
+        stack.push_async_callback(limiter.close)
 
         catalogue = build_catalogue(config, pools)
         weights, memory = weights_of(config), _memory(config)

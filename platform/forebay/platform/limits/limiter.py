@@ -13,7 +13,7 @@ from prometheus_client import Histogram
 
 from forebay.platform.limits import metrics, scripts
 from forebay.platform.limits.link import Away, Link
-from forebay.platform.limits.mirror import Mirror, share
+from forebay.platform.limits.mirror import Mirror
 from forebay.platform.limits.refusal import Seen
 from forebay.platform.limits.rules import Check
 from forebay.platform.limits.window import Clock, Window, window
@@ -84,6 +84,10 @@ class Limiter:
             tasks.create_task(self.link.run())
             tasks.create_task(self._renewing())
 
+    async def close(self) -> None:
+        """To be called while it runs: what requests have given back is given back then."""
+        await self.link.close()
+
     # -- what a permit asks
 
     def enter(self, permit: Any) -> None:
@@ -142,20 +146,28 @@ class Limiter:
         self.clock.heard(reply.now_ms)
         if reply.refused is None:
             self._note(request, phase, checks, reply.window.number)
+        for check, total in zip(checks, reply.used, strict=True):
+            self.mirror.hear(check, total, reply.window.number, reply.now_ms)
         seen = [Seen(check, used, check.limit) for check, used in zip(checks, reply.used, strict=True)]
         return Verdict(reply.refused, reply.window, seen)
 
     def _locally(self, request: bytes, phase: int, checks: Sequence[Check]) -> Verdict:
         metrics.HERE.inc()
-        now = window(self.clock.now_ms(), phase)
-        used = [self.mirror.used(check, now.number) for check in checks]
-        refused = self.mirror.refused(checks, used, self.processes)
+        mirror, now_ms = self.mirror, self.clock.now_ms()
+        now = window(now_ms, phase)
+        seen = [
+            Seen(
+                check,
+                mirror.used(check, now.number),
+                mirror.allowed(check, now.number, now_ms, self.processes),
+            )
+            for check in checks
+        ]
+        refused = next((index for index, one in enumerate(seen) if one.used + one.check.cost > one.allowed), None)
         if refused is None:
             self._note(request, phase, checks, now.number)
-            used = [count + check.cost for check, count in zip(checks, used, strict=True)]
-        seen = [
-            Seen(check, count, share(check.limit, self.processes)) for check, count in zip(checks, used, strict=True)
-        ]
+            for one in seen:
+                one.used += one.check.cost
         return Verdict(refused, now, seen)
 
     def _note(self, request: bytes, phase: int, checks: Sequence[Check], number: int) -> None:

@@ -45,6 +45,7 @@ class Link:
         self._pool = create_client(url, deadline=OPEN_S).connection_pool
         self._pool.connection_kwargs["socket_timeout"] = None  # there is a deadline of our own
         self._present = scripts.present(doors, process, round(lease_s * 1000))
+        self._gone = scripts.packed(b"ZREM", doors, process)
         self._every_s = every_s
         self._returned = returned
         self._deadline = deadline
@@ -92,6 +93,11 @@ class Link:
         finally:
             if self.shared:
                 self._be_away("ended")
+
+    async def close(self) -> None:
+        """Returns when all that was told before is done: this process is none of those any more that share limits."""
+        with contextlib.suppress(Away):
+            await asyncio.shield(self.ask(self._gone))
 
     def ask(self, command: bytes) -> "asyncio.Future[bytes]":
         """The answer, or `Away`. To be shielded: cancelling it would take back nothing."""

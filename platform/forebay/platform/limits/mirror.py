@@ -6,14 +6,13 @@ process, and adds what it missed. So what passed while it was away is counted on
 window when it returns empty.
 """
 
-from collections.abc import Iterable, Sequence
-
 from msgspec import Struct
 
 from forebay.platform.limits.rules import Check
-from forebay.platform.limits.window import window
+from forebay.platform.limits.window import WINDOW_MS, window
 
 MOST_DOUBTS = 10_000
+SLOTS_KNOWN_MS = 12_000  # they are held and given back all the time
 
 
 class Spent(Struct):
@@ -24,10 +23,20 @@ class Spent(Struct):
     count: int
 
 
+class Heard(Struct, frozen=True):
+    """What Valkey said of a limit: `total` of all processes, `mine` of this one at that moment."""
+
+    window: int
+    at_ms: int
+    total: int
+    mine: int
+
+
 class Mirror:
     def __init__(self) -> None:
         self.spent: dict[bytes, Spent] = {}
         self.slots: dict[bytes, set[bytes]] = {}
+        self._heard: dict[bytes, Heard] = {}
         self._doubtful: list[tuple[bytes, bytes]] = []
 
     @property
@@ -57,6 +66,9 @@ class Mirror:
             if not held:
                 del self.slots[key]
 
+    def hear(self, check: Check, total: int, number: int, now_ms: int) -> None:
+        self._heard[check.key] = Heard(number, now_ms, total, self.used(check, number))
+
     def doubt(self, key: bytes, request: bytes) -> None:
         """Whether Valkey holds the slot is not known: what it was told went unanswered. Leases end by themselves, so
         some may be left out."""
@@ -71,16 +83,22 @@ class Mirror:
     def used(self, check: Check, number: int) -> int:
         return len(self.slots.get(check.key, ())) if check.kind.held else self.of(check.key, number)
 
-    def refused(self, checks: Sequence[Check], used: Iterable[int], processes: int) -> int | None:
-        """Which of the checks fails by this process's share of its limit. Something always passes, unless nothing
-        may: a share may be less than a single prompt."""
-        for index, (check, count) in enumerate(zip(checks, used, strict=True)):
-            if count + check.cost > share(check.limit, processes) and (count or check.never):
-                return index
-        return None
+    def allowed(self, check: Check, number: int, now_ms: int, processes: int) -> int:
+        """How much of a limit this process may use: its share of the whole; and if Valkey has spoken of this window, or
+        of these slots not long ago, beside what it had then no more than its share of what was left. Of a window that
+        nothing was heard or used of, a whole prompt: a share may be less than any."""
+        mine = share(check.limit, processes)
+        heard = self._heard.get(check.key)
+        if heard is not None and (now_ms - heard.at_ms < SLOTS_KNOWN_MS if check.kind.held else heard.window == number):
+            return min(max(heard.mine, mine), heard.mine + max(0, check.limit - heard.total) // max(1, processes))
+        if self.used(check, number) == 0 and not check.never:
+            return max(check.cost, mine)
+        return mine
 
     def forget(self, now_ms: int) -> None:
         """Windows that are over."""
+        for key in [key for key, heard in self._heard.items() if now_ms - heard.at_ms > WINDOW_MS]:
+            del self._heard[key]
         for key in [key for key, one in self.spent.items() if one.window < window(now_ms, one.phase).number]:
             del self.spent[key]
 
