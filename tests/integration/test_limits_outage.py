@@ -133,6 +133,15 @@ async def test_it_may_be_away_at_any_step(server: Daemon, step: str) -> None:
         assert (operator.hget(f"{root}:r:", "n"), operator.hget(f"{root}:i:", "n")) == (b"1", b"60")
 
 
+async def test_what_valkey_loses_while_it_answers_is_told_again(server: Daemon) -> None:
+    limits = (limit(requests_per_minute=4),)
+    async with limiters(server.url) as (one,):
+        tenant = tenant_with(20_000)
+        assert len(await admit([one], tenant, 3, *limits)) == 3
+        Valkey.from_url(server.url).flushdb()
+        assert sum([await admitted(permit(one, tenant, *limits)) for _ in range(5)]) == 1
+
+
 async def test_scripts_that_somebody_flushes_are_loaded_again(server: Daemon) -> None:
     limits = (limit(requests_per_minute=9),)
     async with limiters(server.url, renew_s=0.1) as (one,):
