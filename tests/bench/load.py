@@ -16,7 +16,7 @@ def request(path: str, body: dict[str, Any], *, key: str | None) -> bytes:
     ).encode() + encoded
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.events = 0
@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
 
 async def streams(port: int, data: bytes, *, count: int) -> int:
     """`count` streams at once, each to its end. Returns the events received; raises unless all answered 200."""
-    connections = [await _connect(port) for _ in range(count)]
+    connections = [await connect(port) for _ in range(count)]
     statuses = await asyncio.gather(*(connection.exchange(data) for connection in connections))
     _check(statuses)
     for connection in connections:
@@ -78,7 +78,7 @@ async def requests(port: int, data: bytes, *, connections: int, total: int) -> N
     left = iter(range(total))
 
     async def work() -> None:
-        connection = await _connect(port)
+        connection = await connect(port)
         for _ in left:
             _check([await connection.exchange(data)])
         assert connection.transport is not None
@@ -87,8 +87,8 @@ async def requests(port: int, data: bytes, *, connections: int, total: int) -> N
     await asyncio.gather(*(work() for _ in range(connections)))
 
 
-async def _connect(port: int) -> _Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", port)
+async def connect(port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
     return connection
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forebay.platform.cli import tenancy as commands
+from forebay.platform.cli.limits import limits
 from forebay.platform.stores import embedded
 from tests.stores import state_directory
 
@@ -29,7 +30,7 @@ def forebay(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     )
 
     def run(group: str, *arguments: str, status: int = 0, feed: str | None = None) -> Result:
-        command = getattr(commands, group)
+        command = limits if group == "limits" else getattr(commands, group)
         result = CliRunner().invoke(command, [*arguments, "--config", str(config)], input=feed)
         assert result.exit_code == status, result.output
         return result
@@ -132,3 +133,31 @@ def test_without_a_file_the_embedded_database_runs_for_the_command(tmp_path: Pat
         run("tenant", "create", "acme")
         assert embedded.postgres_url(state / ".forebay") is None
         assert "acme" in run("tenant", "list")
+
+
+def test_limits_are_set_shown_and_cleared(forebay: Run) -> None:
+    forebay("tenant", "create", "Acme Corp")
+    forebay("project", "create", "Acme Corp", "chat")
+    secret = forebay("key", "create", "Acme Corp/chat").stdout.strip()
+    public = secret.rpartition("-")[0]
+    forebay("limits", "set", "Acme Corp", "--input-tokens", "2M", "--concurrent", "50")
+    forebay("limits", "set", "Acme Corp/chat", "--model", "tiny", "--requests", "60")
+    forebay("limits", "set", public, "--queued", "5")
+    forebay("limits", "set", public, "--requests", "10k", "--json")
+    found = json.loads(forebay("limits", "show", public, "--json").stdout)
+    assert [(one["level"], one["model"]) for one in found] == [("key", None), ("project", "tiny"), ("tenant", None)]
+    assert [found[0]["limits"][name] for name in ("requests_per_minute", "queued_requests")] == [10_000, 5]
+    assert found[2]["limits"]["input_tokens_per_minute"] == 2_000_000
+    assert "2000000" in forebay("limits", "show", "Acme Corp").stdout
+
+    forebay("limits", "set", "Acme Corp", "--input-tokens", "none")
+    tenant = json.loads(forebay("limits", "show", "Acme Corp", "--json").stdout)
+    assert tenant[0]["limits"]["input_tokens_per_minute"] is None
+    assert tenant[0]["limits"]["concurrent_requests"] == 50
+    forebay("limits", "clear", "Acme Corp")
+    forebay("limits", "clear", "Acme Corp/chat", "--all")
+    assert json.loads(forebay("limits", "show", "Acme Corp/chat", "--json").stdout) == []
+    for wrong in ("-1", "many", "1.5", "9999G"):
+        forebay("limits", "set", "Acme Corp", f"--requests={wrong}", status=2)
+    forebay("limits", "set", "Acme Corp", status=2)
+    forebay("limits", "show", "Nobody", status=1)

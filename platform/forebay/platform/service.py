@@ -22,11 +22,13 @@ from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import ClusterError
+from forebay.platform.limits.limiter import Limiter
 from forebay.platform.listed import specs_of
 from forebay.platform.readers import load_readers
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
 from forebay.platform.routers import replica_name, routed, weights_of
+from forebay.platform.sharing.wire import deployment
 from forebay.platform.stores import database, valkey
 from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
@@ -80,6 +82,7 @@ class Service:
         tenancy: Tenancy,
         ledger: Ledger,
         inferences: Inferences,
+        limiter: Limiter,
         stores: StoreHealth,
     ) -> None:
         self.config = config
@@ -95,6 +98,7 @@ class Service:
         self.tenancy = tenancy
         self.ledger = ledger
         self.inferences = inferences
+        self.limiter = limiter
         self.stores = stores
 
     @property
@@ -191,6 +195,11 @@ async def running(
         await stores.check()
         stack.push_async_callback(end, background("stores", stores.run))
 
+        limiter = Limiter(valkey_url, f"{deployment(config)}:limits", workers=seat.of if seat else 1)
+        await limiter.start()
+        stack.push_async_callback(end, background("limits", limiter.run))
+        stack.push_async_callback(limiter.close)
+
         catalogue = build_catalogue(config, pools)
         weights, memory = weights_of(config), _memory(config)
         readers = await load_readers(config, weights, memory)
@@ -207,6 +216,7 @@ async def running(
             relay=relay,
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
             tiers=tiers,
+            limiter=limiter,
         )
         stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
         yield Service(
@@ -222,6 +232,7 @@ async def running(
             tenancy=Tenancy(engine, hasher, tiers.names),
             ledger=ledger,
             inferences=inferences,
+            limiter=limiter,
             stores=stores,
         )
 

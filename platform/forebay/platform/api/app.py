@@ -13,6 +13,7 @@ from forebay.metering import Ledger
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
+from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
@@ -35,6 +36,7 @@ def create_app(service: Service) -> Litestar:
         ModelsController,
         UsageController,
         *ADMIN_CONTROLLERS,
+        *LIMIT_CONTROLLERS,
     ]
     return Litestar(
         [*inference, *controllers, snapshot_route(service)],

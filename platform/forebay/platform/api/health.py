@@ -33,7 +33,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     answers = all(state.available or state.shut for state in every)
     sharing = of_load(service.routing.core.peers) if service.routing is not None else None
     stored = all(s.up for s in service.stores.states.values())
-    well = ready and stored and answers and readable and is_well(sharing)
+    well = ready and stored and service.limiter.link.shared and answers and readable and is_well(sharing)
     found = service.routing.discovery() if service.routing is not None else {}
     return ready, {
         "status": "ok" if well else "degraded" if ready else "unavailable",
@@ -46,6 +46,7 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
         "pools": {pool: {name: _endpoint(s) for name, s in states.items()} for pool, states in endpoints.items()},
         **({"waiting": service.routing.waiting} if service.routing is not None else {}),
         **({"load_sharing": sharing} if sharing else {}),
+        "limits": service.limiter.report(),
         **({"discovery": found} if found else {}),
         "prompts": service.inferences.prompts.report(),
     }

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from litestar import asgi
@@ -21,6 +22,8 @@ from forebay.platform.api.transcripts import Known
 from forebay.platform.catalogue import Catalogue
 from forebay.platform.config.model import Server
 from forebay.platform.errors import ApiError, invalid, unavailable
+from forebay.platform.limits.limiter import Limiter
+from forebay.platform.limits.permit import UNLIMITED, Permit
 from forebay.platform.relay import metrics
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
@@ -55,6 +58,7 @@ class Inferences:
         salter: Salter,
         server: Server,
         tiers: TierTable,
+        limiter: Limiter,
     ) -> None:
         self._auth = auth
         self._catalogue = catalogue
@@ -64,6 +68,7 @@ class Inferences:
         self._spool = spool
         self._salter = salter
         self._tiers = tiers
+        self._limiter = limiter
         self._body_limit = server.body_limit
         self._stall_s = server.stall_timeout
         self.memory = Memory(server.memory, server.memory_per_project, body_limit=server.body_limit)
@@ -143,17 +148,32 @@ class Inferences:
             raise unavailable("metering_unavailable", "Usage cannot be recorded at the moment.", retry_after=5)
         self.gate.enter(principal.project_id)
         try:
-            with self.memory.hold(principal.project_id) as held:
+            with permitted(self._limiter, principal, client) as permit, self.memory.hold(principal.project_id) as held:
                 client.hold = held.more
-                call = await self._read(api, client, principal, held, headers)
+                if permit.limited:
+                    await permit.enter()
+                call = await self._read(api, client, principal, held, headers, permit=permit)
                 await act(call, client)
                 return call.model
         finally:
             self.gate.leave(principal.project_id)
 
     async def _run(self, call: Call, client: Client) -> None:
+        if call.permit.limited:
+            await self._take(call)
         client.watch()
         await self._relay.run(call, client)
+
+    async def _take(self, call: Call) -> None:
+        """Reserve what the request is expected to use: of its prompt, what is not cached where it would go."""
+        uncached, output = call.prompt.tokens, call.inference.output
+        if call.permit.counts_input(call.model):
+            try:
+                explained = await self._router.explain(call.ask(()))
+            except RouterUnavailable as error:
+                raise no_router() from error
+            uncached -= max((one.cached for one in explained.candidates if one.chosen), default=0)
+        await call.permit.take(call.model, uncached, output)
 
     async def _explain(self, call: Call, client: Client) -> None:
         require(call.principal, Scope.DEBUG)
@@ -164,7 +184,14 @@ class Inferences:
         await client.answer(explanation(call, explained))
 
     async def _read(
-        self, api: str, client: Client, principal: Principal, held: Held, headers: dict[bytes, bytes]
+        self,
+        api: str,
+        client: Client,
+        principal: Principal,
+        held: Held,
+        headers: dict[bytes, bytes],
+        *,
+        permit: Permit,
     ) -> Call:
         """Returns without the body, so that nothing keeps it while the answer streams."""
         body = b"".join(await client.body(self._body_limit, _content_length(headers), held.at_least))
@@ -187,6 +214,7 @@ class Inferences:
             prompt=prompt,
             tier=tier,
             session=named_session(project, headers, inference.cache_key),
+            permit=permit,
         )
 
     async def _decode(self, api: str, body: bytes, known: Known | None, project: str) -> tuple[Inference, Source]:
@@ -195,6 +223,29 @@ class Inferences:
             return decode(api, body, prior)
         async with self._decoding.take(project):
             return await asyncio.to_thread(decode, api, body, prior)
+
+
+@contextmanager
+def permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterator[Permit]:
+    """What a request may hold of its limits. One that we could not answer counts as if it had not come."""
+    if not principal.limits:
+        yield UNLIMITED
+        return
+    permit = Permit(limiter, client.request_id, principal.tenant_id, principal.limits)
+    client.limit_headers = permit.headers
+    refund = False
+    try:
+        yield permit
+    except ApiError as error:
+        refund = not client.started and (error.status == 429 or error.status >= 500)
+        raise
+    except ClientLeft:
+        raise
+    except BaseException:
+        refund = not client.started
+        raise
+    finally:
+        permit.close(refund=refund)
 
 
 def new_request_id() -> str:

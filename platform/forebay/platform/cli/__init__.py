@@ -17,6 +17,7 @@ _COMMANDS = {
     "tenant": "Create, list, suspend, export and delete tenants.",
     "project": "Create and list projects, and choose their models.",
     "key": "Create, list, revoke and rotate API keys.",
+    "limits": "Limit what tenants, projects and keys may use.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",

@@ -18,6 +18,7 @@ from forebay.metering import (
     quantities,
 )
 from forebay.platform.errors import unavailable
+from forebay.platform.limits.permit import UNLIMITED, Permit
 from forebay.platform.relay import metrics
 from forebay.router import Usage
 
@@ -62,8 +63,9 @@ def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborte
 class Account:
     """The records of one attempt. `close` may be called once; a failure to be durable in time is a 503."""
 
-    def __init__(self, spool: Spool, attempt: Attempt) -> None:
+    def __init__(self, spool: Spool, attempt: Attempt, permit: Permit = UNLIMITED) -> None:
         self._spool = spool
+        self._permit = permit
         self._attempt = attempt
         self._opened = spool.open(attempt)
         self._first_byte_s: float | None = None
@@ -77,6 +79,7 @@ class Account:
 
     def checkpoint(self, counted: Counted) -> None:
         a = self._attempt
+        self._permit.counted(a.attempt, counted.reported)
         self._spool.checkpoint(Checkpoint(a.request_id, a.attempt, counted.engine, time.time()))
 
     async def close(
@@ -101,6 +104,7 @@ class Account:
             _plain(finish_reason),
             error,
         )
+        self._permit.counted(self._attempt.attempt, record.billable)
         for kind, tokens in (
             ("input", record.billable.input_total),
             ("cache_read", record.billable.cache_read),

@@ -8,6 +8,7 @@ from msgspec import Struct
 from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
 from forebay.platform.api.session_identity import UNNAMED, Session
+from forebay.platform.limits.permit import UNLIMITED, Permit
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tiers import Terms
@@ -35,6 +36,7 @@ class Call(Struct, frozen=True):
     prompt: Prompt
     tier: str = DEFAULT
     session: Session = UNNAMED
+    permit: Permit = UNLIMITED
 
     def ask(self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried. It has waited `waited_s` seconds, and

@@ -46,6 +46,7 @@ class Client:
         self.on_left: Callable[[], None] | None = None
         self.hold: Callable[[int], None] = _nothing  # told of bytes that are about to be kept; raises `ApiError`
         self.debug_headers: Headers = []
+        self.limit_headers: Callable[[], Headers] | None = None  # asked when they are sent
 
     async def body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
         """The request's body, in pieces. Raises `ApiError` 413 before reading more than `limit` bytes, 408 when it
@@ -192,6 +193,7 @@ class Client:
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", str(round(self.age_s * 1000)).encode()),
             *self.debug_headers,
+            *(self.limit_headers() if self.limit_headers is not None else ()),
         ]
 
 

@@ -70,7 +70,7 @@ class Exchange:
         self._terms = terms
         self._view = call.view(endpoint, terms.name)
         self._stream = StreamTransform(self._view)
-        self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()))
+        self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()), call.permit)
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""

@@ -48,6 +48,7 @@ class Relay:
             if not isinstance(placed, Placed):
                 failure = upstream_errors.refused(placed) if placed is not None else failure
                 break
+            call.permit.placed()
             if tried:
                 FAILOVERS.inc()
             tried = (*tried, placed.endpoint)

@@ -34,8 +34,13 @@ _head = msgspec.msgpack.Decoder(_Head).decode
 def channel_of(config: Config) -> str:
     """Where the front doors of this deployment tell each other: those who share the secret behind prefix keys. Others
     on the same Valkey, whose pools may have the same names, have other channels."""
+    return f"{deployment(config)}:load"
+
+
+def deployment(config: Config) -> str:
+    """What the names of all that is this deployment's in Valkey begin with."""
     secret = secrets_of(config, "cache-salt")[0][1]
-    return f"forebay:{hmac.new(secret, b'forebay deployment v1', hashlib.sha256).hexdigest()[:16]}:load"
+    return f"forebay:{hmac.new(secret, b'forebay deployment v1', hashlib.sha256).hexdigest()[:16]}"
 
 
 def encoded(report: Report) -> bytes:

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from forebay.platform.limits.rules import Limit
+
 
 class Scope(StrEnum):
     INFERENCE = "inference"
@@ -23,3 +25,4 @@ class Principal(Struct, frozen=True):
     models: frozenset[str] | None = None
     expires_at: float | None = None
     tiers: frozenset[str] | None = None
+    limits: tuple[Limit, ...] = ()  # its own, its project's and its tenant's, in this order

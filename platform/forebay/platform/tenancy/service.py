@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from forebay.metering import Ledger
 from forebay.platform.errors import ApiError
+from forebay.platform.limits.records import LimitRecords, inherit
 from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy import queries, validate
 from forebay.platform.tenancy.hasher import Hasher
@@ -34,6 +35,7 @@ class Tenancy:
         self._hasher = hasher
         self._tiers = tiers
         self._ledger = Ledger(engine)
+        self.limits = LimitRecords(engine)
 
     # Tenants
 
@@ -85,18 +87,21 @@ class Tenancy:
             return await _one_tenant(db, tenant_id, {"status": "deleted", "name": None, "deleted_at": moment})
 
     async def export_tenant(self, tenant_id: str) -> AsyncIterator[bytes]:
-        """One JSON document in pieces: `{"tenant", "projects", "keys", "usage"}`. An unknown id raises at once."""
+        """One JSON document in pieces: `{"tenant", "projects", "keys", "limits", "usage"}`. An unknown id raises at
+        once."""
         async with self._read() as db:
             await db.execution_options(isolation_level="REPEATABLE READ")
             tenant = queries.tenant(await _tenant(db, tenant_id))
             mine = projects.c.tenant_id == tenant_id
             all_projects = await db.execute(queries.PROJECTS.where(mine).order_by(projects.c.created_at))
             all_keys = await db.execute(queries.KEYS.where(mine).order_by(api_keys.c.created_at))
-            document = {
+            document: dict[str, Any] = {
                 "tenant": tenant,
                 "projects": [queries.project(row) for row in all_projects],
                 "keys": [queries.key(row) for row in all_keys],
             }
+        owners = [tenant_id, *(one.id for part in ("projects", "keys") for one in document[part])]
+        document["limits"] = await self.limits.of(*owners)
         return self._document(document, tenant_id)
 
     async def _document(self, head: dict[str, Any], tenant_id: str) -> AsyncIterator[bytes]:
@@ -262,8 +267,8 @@ class Tenancy:
         project_id: str | None = None,
         tenant_id: str | None = None,
     ) -> IssuedKey:
-        """A new key with the old one's name and scopes. The old one works for `grace` more seconds, never longer than
-        it would have. Without `expires_at`, a key that expires is replaced by one with the same lifetime."""
+        """A new key with the old one's name, scopes and limits. The old one works for `grace` more seconds, never
+        longer than it would have. Without `expires_at`, a key that expires is replaced by one of the same lifetime."""
         validate.grace(grace)
         async with self._change("key") as (db, now):
             old = await _key(db, key_id, project_id, tenant_id)
@@ -280,6 +285,7 @@ class Tenancy:
             end = min(queries.when(now + grace), old.expires_at or queries.when(now + grace))
             retired = {"expires_at": end} if grace else {"revoked_at": end}
             await db.execute(_update_key(key_id).values(replaced_by=issued.key.id, **retired))
+            await inherit(db, key_id, issued.key.id)
             return issued
 
     async def _issue(

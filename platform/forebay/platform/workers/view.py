@@ -67,6 +67,8 @@ def together(own: Status, others: Mapping[str, Status | None]) -> tuple[bool, di
     ready = router is not None and router.ready and any(status and status.ready for status in workers.values())
     sharing = router.body.get("load_sharing") if router is not None else None
     well = ready and all(status and status.body["status"] == "ok" for status in workers.values()) and is_well(sharing)
+    everybody = (*workers.values(), own)
+    limits = _limits([one.body["limits"] for one in everybody if one is not None and "limits" in one.body])
     waiting = router.body.get("waiting") if router is not None else None
     return ready, {
         **own.body,
@@ -74,6 +76,7 @@ def together(own: Status, others: Mapping[str, Status | None]) -> tuple[bool, di
         "spool": _spools([status.body["spool"] for status in workers.values() if status] or [own.body["spool"]]),
         **({"waiting": waiting} if waiting is not None else {}),
         **({"load_sharing": sharing} if sharing else {}),
+        **({"limits": limits} if limits else {}),
         "router": _router(router),
         "workers": {name: _worker(status) for name, status in workers.items()},
     }
@@ -87,6 +90,11 @@ def _router(status: Status | None) -> dict[str, Any]:
 
 def _worker(status: Status | None) -> dict[str, Any]:
     return {"status": status.body["status"], "pid": status.body["pid"]} if status else {"status": "away"}
+
+
+def _limits(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Shared only where they are by each worker."""
+    return next((one for one in reports if one["status"] != "shared"), reports[0] if reports else None)
 
 
 def _spools(spools: list[dict[str, Any]]) -> dict[str, Any]:
