@@ -38,7 +38,7 @@ from tests.processes import Door, front_door, python_process
 MODEL = "soak"
 WARM_S = 60.0  # after which memory must not grow
 RAMP_S = 15.0  # over which streams are begun
-SHORT = (20, 60)  # events of a stream that is followed by another
+SHORT = (20, 60)  # events of a stream that is followed by another; fewer in a run of less than three minutes
 LEAST = 5  # events; who has ended his stream later than that before the end begins none
 SLACK_S = 30.0  # for the last events, records and leases
 GROWTH_MB = 16.0  # that is taken for none: allocators and metrics breathe
@@ -104,9 +104,10 @@ class Soak:
     async def _client(self, number: int, begin_s: float) -> None:
         await asyncio.sleep(begin_s)
         lengths = random.Random(number)
+        shortest, longest = (max(LEAST, round(min(each, self._lasting_s * each / 180))) for each in SHORT)
         stream = await self._connect()
         while (left := round(self._ends_at - time.monotonic())) >= LEAST:
-            tokens = left if number % 2 else min(left, lengths.randint(*SHORT))
+            tokens = left if number % 2 else min(left, lengths.randint(shortest, longest))
             messages = [{"role": "user", "content": f"Conversation {number}: what does a forebay hold? " * 8}]
             body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": True}
             self.requests += 1
