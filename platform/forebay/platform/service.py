@@ -39,7 +39,7 @@ from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
-from forebay.router import EndpointSpec, Memory, Pool, RemoteRouter, Router, RouterService, Ticker
+from forebay.router import EndpointSpec, Memory, Pool, Prompter, RemoteRouter, Router, RouterService, Ticker
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,19 @@ async def running(
         stack.push_async_callback(end, background("connections", ticker.run))
         routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
-        relay = Relay(router, spool, config.timeouts, checkpoint_every=config.stores.checkpoint_every)
+        prompters: dict[str, Prompter] = {}
+        relay = Relay(
+            router,
+            spool,
+            config.timeouts,
+            checkpoint_every=config.stores.checkpoint_every,
+            prompters=prompters,
+            drain_grace={pool.name: pool.drain_grace for pool in config.pools},
+        )
+        stack.push_async_callback(relay.close)
+        listen_evictions = getattr(router, "listen_evictions", None)
+        if listen_evictions is not None:
+            listen_evictions(relay.evict)
         roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
         roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
 
@@ -192,6 +204,7 @@ async def running(
         catalogue = build_catalogue(config, pools)
         weights, memory = weights_of(config), _memory(config)
         readers = await load_readers(config, weights, memory)
+        prompters.update(readers.prompters)
         engines = EngineTokens(router)
         agreement = Agreement(readers.prompters, catalogue, engines)
         stack.push_async_callback(end, background("tokenizers", agreement.run))
@@ -225,6 +238,7 @@ async def running(
 
 def _keep(pools: list[Pool], relay: Relay, name: str, specs: Collection[EndpointSpec]) -> None:
     """Follow the router's endpoints."""
+    relay.drain(name, specs)
     for pool in pools:
         if pool.name == name:
             for gone in pool.keep(specs):

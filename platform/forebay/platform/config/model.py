@@ -361,6 +361,13 @@ class Pool(_Section, frozen=True):
     discovery: Annotated[
         Discovery | None, Meta(description="Where further engine servers are found; see discovery.md.")
     ] = None
+    drain_grace: Annotated[
+        Seconds,
+        Meta(
+            description="Seconds that answers may still take at an endpoint which drains; then they are continued "
+            "elsewhere, where that is possible. Less than what the engine is given to end."
+        ),
+    ] = 20.0
 
 
 class PriceVersion(_Section, frozen=True):

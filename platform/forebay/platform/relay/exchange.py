@@ -10,11 +10,13 @@ from forebay.platform.errors import ApiError
 from forebay.platform.relay import answer, upstream_errors
 from forebay.platform.relay.accounting import Account, Counted, count
 from forebay.platform.relay.call import Call
+from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_byte
 from forebay.platform.relay.patience import Patience
+from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,18 @@ _RETURNS = {"tool_calls": True, "function_call": True, "stop": False, "length": 
 
 class TryElsewhere(Exception):  # noqa: N818 - not an error
     """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can;
-    `suspicion` is held against the endpoint if somebody else can: until then the request itself may be at fault."""
+    `suspicion` is held against the endpoint if somebody else can: until then the request itself may be at fault.
+    `moved`: it did not fail, but was taken away from its engine."""
 
-    def __init__(self, error: ApiError, suspicion: str) -> None:
+    def __init__(self, error: ApiError, suspicion: str = "", *, moved: bool = False) -> None:
         super().__init__(error.message)
         self.error = error
         self.suspicion = suspicion
+        self.moved = moved
+
+
+class CutOff(TryElsewhere):
+    """It was cut after the tenant had seen a part of the answer. `Chain` knows that part, if it may go on."""
 
 
 class _Left(Exception):  # noqa: N818 - not an error
@@ -50,6 +58,7 @@ class Exchange:
         placed: Placed,
         *,
         number: int,
+        chain: Chain,
         quiet_since: float,
         router: Router,
         spool: Spool,
@@ -67,13 +76,46 @@ class Exchange:
             timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
         self._view = call.view(endpoint)
-        self._stream = StreamTransform(self._view)
+        self._chain = chain
+        self._continues = chain.carried is not None
+        seam, carried = chain.seam, chain.carried
+        self._stream = StreamTransform(self._view, seam)
+        if seam is not None and carried is not None:
+            self._stream = ResumedTransform(self._view, seam, carried)
         self._account = Account(spool, call.attempt(number, endpoint, time.time()))
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
         self._whole: list[bytes] = []
         self._not_run = False  # the engine refused the request
+        self._taken: ApiError | None = None  # away from this engine: what to say if no other takes it
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    @property
+    def call(self) -> Call:
+        return self._call
+
+    @property
+    def origin(self) -> Call:
+        """The request as it came, where this attempt continues its answer."""
+        return self._call if self._chain.origin is None else self._chain.origin
+
+    @property
+    def chain(self) -> Chain:
+        return self._chain
+
+    @property
+    def begun(self) -> bool:
+        """Whether the tenant has seen something of this attempt."""
+        return self._patience.begun
+
+    @property
+    def written_at(self) -> float:
+        """When the tenant last got something, on the event loop's clock."""
+        return self._patience.written_at
 
     async def run(self) -> None:
         self._client.on_left = self._interrupt
@@ -82,13 +124,10 @@ class Exchange:
                 await self._dispatch()
                 await (self._relay_stream() if self._call.inference.stream else self._relay_whole())
             except UpstreamError as error:
-                if error.kind in ("refused", "connect"):
-                    self._failed(str(error), at_once=error.kind == "refused")
-                elif self._patience.begun or error.kind == "timeout":  # nobody else will answer it
-                    self._blame(str(error))
-                await self._fail(
-                    upstream_errors.for_exception(error), retry=error.kind != "timeout", suspicion=str(error)
-                )
+                await self._broken(error)
+            except Diverged as error:
+                log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
+                await self._fail(upstream_errors.lost("diverged"), retry=False)
             except StreamError as error:
                 log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
                 if self._patience.begun:
@@ -121,8 +160,10 @@ class Exchange:
         while True:
             connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
             if self._client.left:
-                await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT)
+                await self._cancelled(Counted.nothing(), None)
                 raise _Left
+            if self._taken is not None:
+                await self._move(self._taken)
             began = self._loop.time()
             try:
                 connection.send(head, body)
@@ -165,6 +206,8 @@ class Exchange:
             out = stream.feed(data)
             if out and not self._patience.begun:
                 out = await self._begin(out)
+            if stream.seam is not None and self._patience.begun:
+                stream.seam.shown()
             if out:
                 self._patience.written_at = connection.last_activity
                 await client.write(out)
@@ -175,12 +218,16 @@ class Exchange:
                 self._account.checkpoint(self._counted())
         if not stream.complete:
             raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
+        await self._swallow_end(connection)
+        await self._end_stream()
+
+    async def _end_stream(self) -> None:
+        stream, client = self._stream, self._client
         if not self._patience.begun:
             await self._first_byte()
             await client.write(self._held)
         if closing := stream.closing():
             await client.write(closing)
-        await self._swallow_end(connection)
         await self._complete(stream.usage(), stream.finish_reason)
         await client.end_stream()
 
@@ -238,21 +285,83 @@ class Exchange:
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
         self._ended(self._outcome(usage, finish_reason))
         await self._account.close(
-            Status.COMPLETED, TerminatedBy.ENGINE, self._count(usage), finish_reason=finish_reason
+            Status.COMPLETED,
+            TerminatedBy.ENGINE,
+            self._count(usage),
+            finish_reason=finish_reason,
+            continues=self._continues,
+        )
+        await self._chain.settle(usage)
+
+    async def _broken(self, error: UpstreamError) -> None:
+        """The exchange failed."""
+        begun = self._patience.begun
+        if begun and error.kind != "timeout" and self._stream.complete:
+            await self._end_stream()  # the answer is whole; what was lost is how the engine counted it
+            return
+        if error.kind in ("refused", "connect"):
+            self._failed(str(error), at_once=error.kind == "refused")
+        elif begun or error.kind == "timeout":  # nobody else will answer it
+            self._blame(str(error))
+        hangs = error.kind == "timeout" and begun and not self._patience.spent(self._loop.time())
+        await self._fail(
+            upstream_errors.for_exception(error), retry=hangs or error.kind != "timeout", suspicion=str(error)
         )
 
     async def _fail(self, error: ApiError, *, retry: bool, suspicion: str = "") -> None:
         """Account for the failure, then say what is to happen to the request. Returns only if the tenant has left."""
         by = TerminatedBy.DEADLINE if error.status == 504 else TerminatedBy.ENGINE
         if self._client.left:
-            await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, self._counted(aborted=True))
+            await self._cancelled(self._counted(aborted=True), self._stream.usage())
             return
         if error.status >= 500:  # else the request is at fault
             ATTEMPTS_FAILED.labels(endpoint=self._endpoint.name, code=error.code).inc()
-        await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
-        if retry and not self._patience.begun:
-            raise TryElsewhere(error, suspicion)
+        if not (retry and self._hold(error)):
+            await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
+            self._forget()
+        if retry:
+            raise CutOff(error, suspicion) if self._patience.begun else TryElsewhere(error, suspicion)
         raise error
+
+    def _hold(self, error: ApiError) -> bool:
+        """Whether this is an answer of which the tenant has seen a part, and that may go on elsewhere."""
+        seam = self._chain.seam
+        if seam is None or not self._patience.begun:
+            return False
+        seam.forget()
+        self._chain.hold(
+            self._account, self._counted(), self._stream.usage(), self._stream.identity(), error.code
+        )
+        return True
+
+    def _forget(self) -> None:
+        if self._chain.seam is not None:
+            self._chain.seam.forget()
+
+    async def _cancelled(self, counted: Counted, usage: Usage | None, finish_reason: str | None = None) -> None:
+        """The tenant left."""
+        await self._account.close(
+            Status.CANCELLED,
+            TerminatedBy.CLIENT,
+            counted,
+            finish_reason=finish_reason,
+            continues=self._continues,
+        )
+        await self._chain.settle(usage)
+
+    # -- taken away
+
+    def take(self, error: ApiError) -> None:
+        """Let go of this engine: the answer goes on elsewhere, or ends in `error`."""
+        if self._booking is not None and self._taken is None:
+            self._taken = error
+            self._interrupt()
+
+    async def _move(self, error: ApiError) -> None:
+        if not self._hold(error):
+            await self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._counted(), error=error.code)
+            self._forget()
+        raise CutOff(error, moved=True) if self._patience.begun else TryElsewhere(error, moved=True)
 
     # -- waits: heartbeats, deadlines, a tenant that leaves
 
@@ -265,8 +374,13 @@ class Exchange:
         connection = self._connection
         assert connection is not None
         if wake is Wake.INTERRUPT:
-            await self._abandon(connection)
-            raise _Left
+            if not self._client.left and self._taken is not None:
+                self._forget()
+                await self._halt(connection)
+            if self._client.left or self._taken is None:
+                await self._abandon(connection)
+                raise _Left
+            await self._move(self._taken)
         now = self._loop.time()
         if self._patience.overdue(now, connection.last_activity):
             await self._halt(connection)
@@ -283,8 +397,8 @@ class Exchange:
     async def _abandon(self, connection: Connection) -> None:
         """The tenant left: stop the engine, hear what it had used, and account for it."""
         await self._halt(connection)
-        counted = self._counted(aborted=True)
-        await self._account.close(Status.CANCELLED, TerminatedBy.CLIENT, counted, finish_reason="abort")
+        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage()
+        await self._cancelled(self._counted(aborted=True), usage, finish_reason="abort")
 
     async def _halt(self, connection: Connection) -> None:
         hear = self._stream.feed if self._call.inference.stream else self._whole.append

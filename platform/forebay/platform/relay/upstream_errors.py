@@ -59,6 +59,35 @@ def broken() -> ApiError:
     )
 
 
+def lost(reason: str) -> ApiError:
+    """The engine was lost in the middle of an answer, which does not go on: `reason` is one of `continuation`, or what
+    became of that."""
+    return ApiError(
+        503,
+        "engine_lost",
+        "The engine was lost while answering, and the answer could not be continued by another one. Please try again.",
+        type="server_error",
+        metadata={"reason": reason},
+    )
+
+
+def preempted(reason: str = "") -> ApiError:
+    """The request had to make room for one of a higher tier."""
+    return ApiError(
+        503,
+        "preempted",
+        "The request was stopped to make room for requests of a higher tier. Please try again later.",
+        type="server_error",
+        headers={"retry-after": "5", "retry-after-ms": "5000"},
+        metadata={"reason": reason or "preempted"},
+    )
+
+
+def drained(reason: str = "") -> ApiError:
+    """Its engine is about to end."""
+    return lost(reason or "drained")
+
+
 def no_endpoint(model: str) -> ApiError:
     return unavailable("no_endpoint", f"No engine that serves '{model}' is available at the moment.", retry_after=2.0)
 
