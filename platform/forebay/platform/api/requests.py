@@ -36,8 +36,8 @@ _RENDERED = (  # what a chat template sees beside the messages
 class Inference(Struct, frozen=True):
     """A validated request. `forward` is a JSON object of the members that go to an engine, as they came: objects would
     take up to twenty times the memory. `output`: tokens expected of all its answers. `size`: tokens of its input,
-    guessed from its bytes. `cache_key`: its `prompt_cache_key`, empty where it has none. `held`: characters of an answer
-    that an engine keeps back, because a stop string might begin there."""
+    guessed from its bytes. `cache_key`: its `prompt_cache_key`, empty where it has none. `held`: characters that an
+    engine keeps back of an answer, because a stop string might begin there."""
 
     api: str
     model: str

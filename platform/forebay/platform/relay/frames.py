@@ -171,11 +171,11 @@ class StreamTransform:
         if not frame.startswith(b"data: {"):
             return self._odd_frame(frame)
         self.events += 1
-        self._newest = frame
         event: _Event = _decode(self._decoder, frame)  # what is spliced is not parsed again
         choices, usage = event.choices or [], bytes(event.usage)
         if event.error and bytes(event.error) != b"null":
             raise StreamError(f"the engine reported an error: {bytes(event.error)[:300]!r}")
+        self._newest = frame
         self._see(choices)
         if self.seam is not None and choices:
             first: Any = choices[0]  # a `_Spoken`
