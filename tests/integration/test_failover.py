@@ -19,6 +19,7 @@ from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.integration.observed import counters, ledger, unbooked
+from tests.integration.test_broken_engines import replaced
 from tests.tokenizers import save, small
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -27,7 +28,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TRIMS = CHATML.replace("m.content }}", "m.content | trim }}!")
+THINKS = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif")
 DIES = Fault(kind="close", after=9, rst=True, path="/v1/", stream=True)
 CLASSES = ("input_uncached", "cache_read", "cache_write", "output")
 
@@ -161,7 +162,6 @@ async def test_what_an_engine_had_kept_back_for_a_stop_string_is_neither_lost_no
     """Wherever the cut is, the answer ends at the stop string, as that of one engine does."""
     async with pair(open_door, model=model) as (dying, well, door):
         whole = said(await plain(well, CHAT, body(max_tokens=30)))
-        assert whole.isascii() or True
         stop = whole[len(whole) // 2 : len(whole) // 2 + 14]
         expected = await plain(well, CHAT, body(max_tokens=30, stop=[stop]))
         assert said(expected) == whole[: whole.index(stop)]
@@ -171,7 +171,7 @@ async def test_what_an_engine_had_kept_back_for_a_stop_string_is_neither_lost_no
             found = events(response.text)
             assert said(found) == said(expected), after
             assert found[-1]["usage"]["completion_tokens"] == expected[-1]["usage"]["completion_tokens"], after
-            door.service.inferences._relay.forget("main", "engine-0")  # noqa: SLF001
+            replaced(door, "engine-0")
 
 
 async def test_the_next_engine_is_asked_for_the_rest(open_door: OpenDoor, model: dict[str, str]) -> None:
@@ -189,16 +189,17 @@ async def test_the_next_engine_is_asked_for_the_rest(open_door: OpenDoor, model:
 
 async def test_a_whole_answer_is_begun_anew(open_door: OpenDoor) -> None:
     async with pair(open_door) as (one, two, door):
-        running = asyncio.create_task(door.chat(max_tokens=100))
+        running = asyncio.create_task(door.chat(max_tokens=300))
         await eventually(lambda: one.scheduler.in_flight or two.scheduler.in_flight)
         dying = one if one.scheduler.in_flight else two
+        await asyncio.sleep(1.2)  # it is no race of a connection that was kept
         for connection in list(dying._connections):  # noqa: SLF001
             connection.cut(rst=True)
         response = await running
-        assert response.json()["usage"]["completion_tokens"] == 100
+        assert response.json()["usage"]["completion_tokens"] == 300
         failed, answered = await chain(door, response)
         assert (failed["status"], failed["billable_output"]) == ("failed", 0)
-        assert (answered["status"], answered["billable_output"]) == ("completed", 100)
+        assert (answered["status"], answered["billable_output"]) == ("completed", 300)
 
 
 UNCONTINUED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -230,8 +231,8 @@ async def test_what_cannot_be_continued_ends_in_words_and_is_not_billed(
         assert record["engine_output"] > 0
 
 
-async def test_a_template_that_trims_is_not_trusted_with_a_beginning(open_door: OpenDoor, tmp_path: Path) -> None:
-    async with pair(open_door, DIES, model=known_template(tmp_path, TRIMS)) as (dying, _, door):
+async def test_a_template_that_begins_an_answer_otherwise_than_it_repeats_it_is_not_relied_on(open_door: OpenDoor, tmp_path: Path) -> None:
+    async with pair(open_door, DIES, model=known_template(tmp_path, THINKS)) as (dying, _, door):
         response = await until_asked(door, dying, CHAT, body())
         assert events(response.text)[-1]["error"]["metadata"] == {"reason": "template"}
 
@@ -253,7 +254,7 @@ async def test_if_the_next_engine_is_lost_too_a_third_goes_on(open_door: OpenDoo
             if len(records) == 3:
                 break
             for number in range(3):
-                door.service.inferences._relay.forget("main", f"engine-{number}")  # noqa: SLF001
+                replaced(door, f"engine-{number}")
         assert [r["status"] for r in records] == ["continued", "continued", "completed"]
 
 
@@ -328,8 +329,9 @@ async def test_a_draining_endpoint_hands_its_streams_over_when_its_grace_is_over
             for response in await asyncio.gather(*running):
                 found = events(response.text)
                 assert found[-1]["usage"]["completion_tokens"] == 300
-            health = (await door.http.get("/health")).json()
-            assert "drained" in json.dumps(health)
+            drained = (await door.http.get("/health")).json()["pools"]["main"]["engine-0"]
+            assert (drained["draining"], drained["drained"]) == ("told to", True)
+            await eventually(lambda: not (door.service.spool.open_count or door.service.spool.unshipped))
             assert ledger(await door.ledger())[2] == counters(one, two)[2]
 
 

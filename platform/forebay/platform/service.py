@@ -126,6 +126,7 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.server.drain_timeout):
                 await self.inferences.gate.idle.wait()
+                log.info("drained: no request is left")
 
     async def cut(self) -> None:
         """End what is in flight with an error frame."""
