@@ -59,7 +59,7 @@ class Chain:
         assert self._prompt is not None
         assert self.seam is not None
         self._deliver(tokens)
-        self.seam.before = tokens
+        self.seam.resumed(tokens)
         self.carried = Carried(self._identity, self._prompt, tokens, seen)
 
     @property

@@ -62,7 +62,7 @@ class Seam:
         self._length = 0
         self._points: deque[_Point] = deque()
         self._fresh: list[tuple[Delta | None, Any, bytes]] = []
-        self.before = 0
+        self._before = 0
         self.blocked = ""
 
     def __repr__(self) -> str:
@@ -82,6 +82,12 @@ class Seam:
         """The client does not get what was not shown yet."""
         self._fresh.clear()
 
+    def resumed(self, tokens: int) -> None:
+        """Another engine goes on, behind so many tokens: what this one had kept back was never said."""
+        self._before = tokens
+        while self._points and self._points[-1].at > self._length:
+            self._points.pop()
+
     def _add(self, delta: Delta | None, text: Any, usage: bytes) -> None:
         if delta is not None:
             text = delta.content
@@ -100,7 +106,7 @@ class Seam:
             self._pieces.clear()
         self._length += len(text)
         points = self._points
-        points.append(_Point(self._length + self._held, usage, self.before))
+        points.append(_Point(self._length + self._held, usage, self._before))
         while len(points) > 1 and points[1].at <= self._length:
             points.popleft()
 
