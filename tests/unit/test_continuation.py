@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from forebay.platform.api.requests import Inference, decode
 from forebay.platform.relay import continuation
@@ -65,8 +66,8 @@ ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
 }
 BLOCKED = {
-    "tool_call": [Delta(tool_calls=b'[{"index":0}]'), Delta(function_call=b'{"name":"f"}')],
-    "reasoning": [Delta(reasoning=b'"hm"'), Delta(reasoning_content=b'"hm"')],
+    "tool_call": [Delta(tool_calls=Raw(b'[{"index":0}]')), Delta(function_call=Raw(b'{"name":"f"}'))],
+    "reasoning": [Delta(reasoning=Raw(b'"hm"')), Delta(reasoning_content=Raw(b'"hm"'))],
     "content_parts": [Delta(content=[{"type": "text", "text": "a"}])],
 }
 

@@ -1,7 +1,6 @@
 """Templates that would show a continuing engine something else than what the first one had read and written."""
 
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -23,8 +23,8 @@ def sent(tokens: list[str], held: int) -> list[str]:
     return out
 
 
-def streamed(tokens: list[str], held: int, *, before: int = 0, into: Seam | None = None) -> Seam:
-    seam = into or Seam(held)
+def streamed(tokens: list[str], held: int) -> Seam:
+    seam = Seam(held)
     for number, text in enumerate(sent(tokens, held), 1):
         seam.see(Delta(content=text), None, usage(number))
         seam.shown()
@@ -57,8 +57,8 @@ def test_a_second_cut_counts_the_tokens_of_both_engines(first: list[str], second
     seen = cut.seen
     for number, text in enumerate(sent(second, held), 1):
         known = min(len(text), len(seen))
-        seen, text = seen[known:], text[known:]  # as if it said the same
-        seam.see(Delta(content=text), None, usage(number))
+        seen = seen[known:]  # as if it said the same
+        seam.see(Delta(content=text[known:]), None, usage(number))
         seam.shown()
     again = seam.cut(greedy=True)
     assert again.tokens is not None

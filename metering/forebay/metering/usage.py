@@ -41,7 +41,7 @@ def is_measured(prompt_tokens: int | None, completion: int | None) -> bool:
 def billable(status: Status, reported: Quantities, *, continues: bool = False) -> Quantities:
     """What the tenant pays for: `reported` when the answer was completed, continued or the client left, else nothing.
 
-    An attempt that `continues` another's answer read the prompt, and that answer, a second time: only its output counts.
+    Who `continues` another attempt has read prompt and answer so far once more: only its output counts.
 
     `reported` are the quantities by OpenAI's usage convention, as on the wire: a request for several choices counts
     its prompt once, although an engine's own counters may count it once per choice.

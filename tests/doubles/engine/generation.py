@@ -154,7 +154,7 @@ class Sequence:
         end = len(self.text)
         for _ in range(0 if everything else self._held_back):  # characters
             end -= 1
-            while 0 < end and self.text[end] & 0xC0 == 0x80:
+            while end > 0 and self.text[end] & 0xC0 == 0x80:
                 end -= 1
         if end <= self.sent:
             return b""

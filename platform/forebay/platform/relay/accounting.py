@@ -31,10 +31,6 @@ class Counted(Struct, frozen=True):
     reported: Quantities
     measured: bool
 
-    @classmethod
-    def nothing(cls) -> "Counted":
-        return _NOTHING
-
 
 _NOTHING = Counted(Quantities(), Quantities(), measured=True)
 

@@ -8,39 +8,24 @@ from forebay.metering import Spool, Status, TerminatedBy
 from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import answer, upstream_errors
-from forebay.platform.relay.accounting import Account, Counted, count
+from forebay.platform.relay.accounting import Account
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client
+from forebay.platform.relay.elsewhere import CutOff, TryElsewhere
 from forebay.platform.relay.frames import StreamError, StreamTransform
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_byte
 from forebay.platform.relay.patience import Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
+from forebay.platform.relay.tally import Tally
+from forebay.platform.relay.told import Told, outcome
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
 
 RACE_S = 1.0  # a kept-alive connection that ends later than this was in use: the engine may be at work
-MOST_TOKENS = 1 << 31  # in one request, that are believed
 MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are the largest)
-_RETURNS = {"tool_calls": True, "function_call": True, "stop": False, "length": False}  # by finish reason
-
-
-class TryElsewhere(Exception):  # noqa: N818 - not an error
-    """This attempt failed before the tenant saw anything of it. `error` is what to answer if nobody else can;
-    `suspicion` is held against the endpoint if somebody else can: until then the request itself may be at fault.
-    `moved`: it did not fail, but was taken away from its engine."""
-
-    def __init__(self, error: ApiError, suspicion: str = "", *, moved: bool = False) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.suspicion = suspicion
-        self.moved = moved
-
-
-class CutOff(TryElsewhere):
-    """It was cut after the tenant had seen a part of the answer. `Chain` knows that part, if it may go on."""
 
 
 class _Left(Exception):  # noqa: N818 - not an error
@@ -65,18 +50,17 @@ class Exchange:
         timeouts: Timeouts,
         checkpoint_every: float,
     ) -> None:
-        self._call = call
+        self.call = call
         self._client = client
-        self._endpoint = endpoint
-        self._router = router
-        self._booking: int | None = placed.booking
+        self.endpoint = endpoint
+        self._told = Told(router, call.pool, endpoint, placed.booking)
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
         self._patience = Patience(
             timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
         self._view = call.view(endpoint)
-        self._chain = chain
+        self.chain = chain
         self._continues = chain.carried is not None
         seam, carried = chain.seam, chain.carried
         self._stream = StreamTransform(self._view, seam)
@@ -86,26 +70,8 @@ class Exchange:
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
-        self._whole: list[bytes] = []
-        self._not_run = False  # the engine refused the request
+        self._tally = Tally(call, endpoint, self._stream, self._view)
         self._taken: ApiError | None = None  # away from this engine: what to say if no other takes it
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self._endpoint
-
-    @property
-    def call(self) -> Call:
-        return self._call
-
-    @property
-    def origin(self) -> Call:
-        """The request as it came, where this attempt continues its answer."""
-        return self._call if self._chain.origin is None else self._chain.origin
-
-    @property
-    def chain(self) -> Chain:
-        return self._chain
 
     @property
     def begun(self) -> bool:
@@ -122,14 +88,14 @@ class Exchange:
         try:
             try:
                 await self._dispatch()
-                await (self._relay_stream() if self._call.inference.stream else self._relay_whole())
+                await (self._relay_stream() if self.call.inference.stream else self._relay_whole())
             except UpstreamError as error:
                 await self._broken(error)
             except Diverged as error:
-                log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
+                log.warning("request %s at %s: %s", self.call.request_id, self.endpoint.name, error)
                 await self._fail(upstream_errors.lost("diverged"), retry=False)
             except StreamError as error:
-                log.warning("request %s at %s: %s", self._call.request_id, self._endpoint.name, error)
+                log.warning("request %s at %s: %s", self.call.request_id, self.endpoint.name, error)
                 if self._patience.begun:
                     self._blame(str(error))
                 await self._fail(upstream_errors.broken(), retry=True, suspicion=str(error))
@@ -142,25 +108,27 @@ class Exchange:
                 await self._abandon(self._connection)
         finally:
             self._client.on_left = None
-            self._ended(Outcome())
+            self._told.ended(Outcome())
             if self._connection is not None:
-                self._endpoint.client.release(self._connection)
+                self.endpoint.client.release(self._connection)
             if not self._account.closed:  # cancelled, or a fault of our own: nothing is billed, nothing is forgotten
                 INTERRUPTED.inc()
+                counted = self._tally.counted()
                 await asyncio.shield(
-                    self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._counted(), error="interrupted")
+                    self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, counted, error="interrupted")
                 )
 
     # -- towards the engine
 
     async def _dispatch(self) -> None:
         """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
-        head, body = self._call.to_engine(self._endpoint)
+        head, body = self.call.to_engine(self.endpoint)
         raced = False
         while True:
-            connection = self._connection = await self._endpoint.client.acquire(fresh=raced)
+            connection = self._connection = await self.endpoint.client.acquire(fresh=raced)
             if self._client.left:
-                await self._cancelled(Counted.nothing(), None)
+                self._tally.not_run = True
+                await self._cancelled()
                 raise _Left
             if self._taken is not None:
                 await self._move(self._taken)
@@ -175,18 +143,18 @@ class Exchange:
                 raced = error.reused and self._loop.time() - began < RACE_S
                 if not raced:
                     raise
-                self._endpoint.client.release(connection)
+                self.endpoint.client.release(connection)
                 self._connection = None
         if connection.status != 200:
             await self._refused(connection)
 
     async def _refused(self, connection: Connection) -> None:
         body = await self._read_whole(connection, limit=1 << 20)
-        refusal = upstream_errors.for_status(connection.status, body, self._call)
+        refusal = upstream_errors.for_status(connection.status, body, self.call)
         suspicion = f"answered {connection.status}" if refusal.endpoint_fault else ""
         if not suspicion:
-            self._router.answered(self._call.pool.name, self._endpoint.name)
-            self._not_run = True
+            self._told.answered()
+            self._tally.not_run = True
         await self._fail(refusal.error, retry=refusal.retry, suspicion=suspicion)
         raise _Left
 
@@ -215,7 +183,7 @@ class Exchange:
                 break
             if connection.last_activity >= next_checkpoint:
                 next_checkpoint = connection.last_activity + self._checkpoint_every
-                self._account.checkpoint(self._counted())
+                self._account.checkpoint(self._tally.counted())
         if not stream.complete:
             raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
         await self._swallow_end(connection)
@@ -264,8 +232,8 @@ class Exchange:
                 await self._woken(data)
                 continue
             if not data:
-                return b"".join(self._whole)
-            self._whole.append(data)
+                return b"".join(self._tally.whole)
+            self._tally.whole.append(data)
             size += len(data)
             if size > limit:
                 raise StreamError(f"an answer of more than {limit} bytes")
@@ -274,24 +242,32 @@ class Exchange:
         """The engine has begun to answer: from here on the request stays where it is."""
         self._patience.begun = True
         self._first_byte_at = self._loop.time()
-        if self._booking is not None:
-            self._router.begun(self._booking)
-        first_byte(self._call.model).observe(self._first_byte_at - self._patience.sent_at)
+        self._told.begun()
+        first_byte(self.call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        self._ended(self._outcome(usage, finish_reason))
+        now = self._loop.time()
+        self._told.ended(
+            outcome(
+                self.call.inference,
+                usage,
+                finish_reason,
+                first_token_s=self._first_byte_at - self._patience.sent_at,
+                decode_s=now - self._first_byte_at,
+            )
+        )
         await self._account.close(
             Status.COMPLETED,
             TerminatedBy.ENGINE,
-            self._count(usage),
+            self._tally.count(usage),
             finish_reason=finish_reason,
             continues=self._continues,
         )
-        await self._chain.settle(usage)
+        await self.chain.settle(usage)
 
     async def _broken(self, error: UpstreamError) -> None:
         """The exchange failed."""
@@ -300,7 +276,7 @@ class Exchange:
             await self._end_stream()  # the answer is whole; what was lost is how the engine counted it
             return
         if error.kind in ("refused", "connect"):
-            self._failed(str(error), at_once=error.kind == "refused")
+            self._told.failed(str(error), at_once=error.kind == "refused")
         elif begun or error.kind == "timeout":  # nobody else will answer it
             self._blame(str(error))
         hangs = error.kind == "timeout" and begun and not self._patience.spent(self._loop.time())
@@ -312,12 +288,12 @@ class Exchange:
         """Account for the failure, then say what is to happen to the request. Returns only if the tenant has left."""
         by = TerminatedBy.DEADLINE if error.status == 504 else TerminatedBy.ENGINE
         if self._client.left:
-            await self._cancelled(self._counted(aborted=True), self._stream.usage())
+            await self._cancelled()
             return
         if error.status >= 500:  # else the request is at fault
-            ATTEMPTS_FAILED.labels(endpoint=self._endpoint.name, code=error.code).inc()
+            ATTEMPTS_FAILED.labels(endpoint=self.endpoint.name, code=error.code).inc()
         if not (retry and self._hold(error)):
-            await self._account.close(Status.FAILED, by, self._counted(), error=error.code)
+            await self._account.close(Status.FAILED, by, self._tally.counted(), error=error.code)
             self._forget()
         if retry:
             raise CutOff(error, suspicion) if self._patience.begun else TryElsewhere(error, suspicion)
@@ -325,43 +301,48 @@ class Exchange:
 
     def _hold(self, error: ApiError) -> bool:
         """Whether this is an answer of which the tenant has seen a part, and that may go on elsewhere."""
-        seam = self._chain.seam
+        seam = self.chain.seam
         if seam is None or not self._patience.begun:
             return False
         seam.forget()
-        self._chain.hold(
-            self._account, self._counted(), self._stream.usage(), self._stream.identity(), error.code
+        self.chain.hold(
+            self._account, self._tally.counted(), self._stream.usage(), self._stream.identity(), error.code
         )
         return True
 
     def _forget(self) -> None:
-        if self._chain.seam is not None:
-            self._chain.seam.forget()
+        if self.chain.seam is not None:
+            self.chain.seam.forget()
 
-    async def _cancelled(self, counted: Counted, usage: Usage | None, finish_reason: str | None = None) -> None:
+    async def _cancelled(self, finish_reason: str | None = None) -> None:
         """The tenant left."""
         await self._account.close(
             Status.CANCELLED,
             TerminatedBy.CLIENT,
-            counted,
+            self._tally.counted(aborted=True),
             finish_reason=finish_reason,
             continues=self._continues,
         )
-        await self._chain.settle(usage)
+        await self.chain.settle(self._tally.usage)
 
     # -- taken away
 
     def take(self, error: ApiError) -> None:
         """Let go of this engine: the answer goes on elsewhere, or ends in `error`."""
-        if self._booking is not None and self._taken is None:
+        if self._told.booked and self._taken is None:
             self._taken = error
             self._interrupt()
 
     async def _move(self, error: ApiError) -> None:
         if not self._hold(error):
-            await self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._counted(), error=error.code)
+            await self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._tally.counted(), error=error.code)
             self._forget()
         raise CutOff(error, moved=True) if self._patience.begun else TryElsewhere(error, moved=True)
+
+    def _blame(self, reason: str) -> None:
+        """Not for a request that took all of its time, which is its own fault, nor where the tenant has left."""
+        if not self._client.left and not self._patience.spent(self._loop.time()):
+            self._told.failed(reason)
 
     # -- waits: heartbeats, deadlines, a tenant that leaves
 
@@ -397,77 +378,11 @@ class Exchange:
     async def _abandon(self, connection: Connection) -> None:
         """The tenant left: stop the engine, hear what it had used, and account for it."""
         await self._halt(connection)
-        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage()
-        await self._cancelled(self._counted(aborted=True), usage, finish_reason="abort")
+        await self._cancelled(finish_reason="abort")
 
     async def _halt(self, connection: Connection) -> None:
-        hear = self._stream.feed if self._call.inference.stream else self._whole.append
-        await halt(self._endpoint, connection, self._call.abort_order(self._endpoint), hear)
-
-    # -- what was used
-
-    def _counted(self, *, aborted: bool = False) -> Counted:
-        usage = self._stream.usage() if self._call.inference.stream else self._whole_usage()
-        tells = self._call.inference.stream and self._endpoint.adapter.continuous_usage  # of its first token already
-        if usage is None and (tells or self._not_run):
-            usage = Usage(prompt_tokens=0, completion_tokens=0)
-        return self._count(usage, aborted=aborted)
-
-    def _whole_usage(self) -> Usage | None:
-        """Of an answer that was not relayed because the tenant left."""
-        if not self._whole or self._connection is None or self._connection.status != 200:
-            return None
-        try:
-            return answer.transform(b"".join(self._whole), self._view).usage
-        except StreamError:
-            return None
-
-    def _count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
-        adapter = self._endpoint.adapter
-        return count(
-            usage,
-            n=self._call.inference.n,
-            prompts=self._call.inference.prompts,
-            per_choice=adapter.prompt_counted_per_choice,
-            aborted=aborted,
-        )
-
-    # -- towards the router
-
-    def _failed(self, reason: str, *, at_once: bool) -> None:
-        if self._call.pool.has(self._endpoint):
-            self._router.failed(self._call.pool.name, self._endpoint.name, reason, at_once=at_once)
-
-    def _blame(self, reason: str) -> None:
-        """Not for a request that took all of its time, which is its own fault, nor where the tenant has left."""
-        if not self._client.left and not self._patience.spent(self._loop.time()):
-            self._failed(reason, at_once=False)
-
-    def _ended(self, outcome: Outcome) -> None:
-        """The engine is done with the request. Only the first time counts."""
-        booking, self._booking = self._booking, None
-        if booking is not None:
-            self._router.ended(booking, outcome)
-
-    def _outcome(self, usage: Usage | None, finish_reason: str | None) -> Outcome:
-        """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one, and
-        nobody knows which of them the agent goes on with."""
-        inference, usage = self._call.inference, usage or Usage()
-        one = inference.n * inference.prompts == 1
-        seen = inference.stream
-        return Outcome(
-            prompt_tokens=_plausible(usage.prompt_tokens) if one else None,
-            cached=_plausible(usage.cached) if one else None,
-            output=_plausible(usage.completion_tokens),
-            first_token_s=self._first_byte_at - self._patience.sent_at if seen else None,
-            decode_s=self._loop.time() - self._first_byte_at if seen and one else None,
-            returns=_RETURNS.get(finish_reason or "") if one else None,
-        )
-
-
-def _plausible(tokens: int | None) -> int | None:
-    """An engine may say any number."""
-    return tokens if tokens is not None and 0 <= tokens < MOST_TOKENS else None
+        hear = self._stream.feed if self.call.inference.stream else self._tally.whole.append
+        await halt(self.endpoint, connection, self.call.abort_order(self.endpoint), hear)
 
 
 def _uncancel() -> None:

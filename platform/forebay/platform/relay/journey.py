@@ -15,7 +15,8 @@ from forebay.platform.relay.budget import Budget
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client, ClientLeft
-from forebay.platform.relay.exchange import CutOff, Exchange, TryElsewhere
+from forebay.platform.relay.elsewhere import CutOff, TryElsewhere
+from forebay.platform.relay.exchange import Exchange
 from forebay.platform.relay.metrics import BUDGET_SPENT, CONTINUATIONS, FAILOVERS
 from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.seam import Seam

@@ -94,6 +94,7 @@ class Relay:
         could be kept."""
         if not exchange.call.inference.stream:
             return
-        if exchange.begun and isinstance(await self._means.resumer.resume(exchange.origin, exchange.chain), str):
+        chain = exchange.chain
+        if exchange.begun and isinstance(await self._means.resumer.resume(chain.origin or exchange.call, chain), str):
             return
         exchange.take(upstream_errors.drained())
