@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str | None, str, bool]] = {
     "takes out reasoning": (CHATML.replace("CONTENT", "m.content.split('</think>')[-1]"), "hm</think>One", False),
     "begins an answer with reasoning": (PLAIN.replace("assistant\n", "assistant\n<think>\n"), "One, two", False),
     "writes no assistant": (PLAIN.replace("m.content", "m.content if m.role == 'user' else ''"), "One, two", False),
+    "names a channel": (PLAIN.replace("{{ m.content", "<|channel|>final<|message|>{{ m.content"), "One, two", False),
     "refuses": (PLAIN + "{{ raise_exception('no') if messages[-1].role == 'assistant' }}", "One, two", False),
     "none": (None, "One, two", False),
 }
