@@ -54,7 +54,7 @@ class SharedRouter:
         self.next_booking += 1
         alone = not self.booked
         self.booked[booking] = owner
-        return Placed("e-0", booking, len(ask.keys), 0.5, alone)
+        return Placed("e-0", booking, len(ask.keys), 0.5, alone, ask.tier)
 
     def explain(self, ask: Ask) -> Explanation:
         candidate = Candidate("e-0", True, "", Following.NONE, len(self.booked), 0, 0, 0.0, 0.1, 0.1, True)

@@ -27,7 +27,7 @@ PASTED = f"my key is {generate('project')[0]}"
 
 @pytest.fixture
 def tenancy(engine: AsyncEngine) -> Tenancy:
-    return Tenancy(engine, HASHER)
+    return Tenancy(engine, HASHER, ("fast", "default", "batch"))
 
 
 @pytest.fixture
@@ -105,6 +105,30 @@ async def test_life_of_a_tenant(client: httpx.AsyncClient, tenancy: Tenancy, eng
     assert (await call(client, "POST", "/tenants", {"name": "acme"}))[0] == 201  # the name is free again
     assert [tenant["name"] for tenant in (await call(client, "GET", "/tenants"))[1]["data"]] == ["acme"]
     assert len((await call(client, "GET", "/tenants?deleted=true"))[1]["data"]) == 2
+
+
+async def test_tiers_of_a_project(client: httpx.AsyncClient) -> None:
+    _, tenant = await call(client, "POST", "/tenants", {"name": "acme"})
+    at = f"/tenants/{tenant['id']}/projects"
+    _, project = await call(client, "POST", at, {"name": "a", "models": ["tiny"], "tiers": ["batch", "fast", "fast"]})
+    assert project["tiers"] == ["fast", "batch"]
+    one = f"{at}/{project['id']}"
+    _, changed = await call(client, "PATCH", one, {"tiers": None})
+    assert (changed["tiers"], changed["models"]) == (None, ["tiny"])
+    _, changed = await call(client, "PATCH", one, {"models": None, "tiers": []})
+    assert (changed["tiers"], changed["models"]) == ([], None)
+    _, changed = await call(client, "PATCH", one, {"models": ["tiny"]})
+    assert (changed["tiers"], changed["models"]) == ([], ["tiny"])
+    assert (await call(client, "PATCH", one, {}))[1] == changed == (await call(client, "GET", one))[1]
+
+    created, misspelt = {"name": "b", "tiers": ["bach"]}, {"tiers": ["fast", "bach"]}
+    for method, path, body in (("POST", at, created), ("PATCH", one, misspelt)):
+        status, answer = await call(client, method, path, body)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_tier", "tiers")
+        assert answer["error"]["message"] == "there is no tier 'bach'; did you mean batch?"
+    _, answer = await call(client, "PATCH", one, {"tiers": ["zzz"]})
+    assert answer["error"]["message"] == "there is no tier 'zzz'; the tiers are fast, default, batch"
+    assert (await call(client, "GET", one))[1] == changed
 
 
 async def test_another_tenants_project_does_not_exist(client: httpx.AsyncClient, tenancy: Tenancy) -> None:

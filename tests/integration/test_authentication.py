@@ -113,6 +113,26 @@ async def test_public_id_with_another_secret_is_unknown(database: str, tenancy: 
 
 
 @pytest.mark.parametrize("listen", [True, False], ids=["notified", "polling"])
+async def test_a_projects_tiers_reach_every_replica_within_a_second(
+    database: str, engine: AsyncEngine, listen: bool
+) -> None:
+    tenancy = Tenancy(engine, HASHER, ("fast", "default"))
+    _, project, key = await tenant_with_key(tenancy)
+    token = key.secret.encode()
+    async with authenticator(database, listen=listen) as replica:
+        changes: list[tuple[list[str] | None, set[str] | None]] = [(["fast"], {"fast"}), ([], set()), (None, None)]
+        for tiers, seen in (*changes, (["fast", "default"], {"default", "fast"})):
+            before = replica.cached(token) or await replica.authenticate(token)
+            assert before.tiers != seen
+            assert (await tenancy.set_tiers(project, tiers)).tiers == tiers
+
+            async def known(seen: set[str] | None = seen) -> bool:
+                return (replica.cached(token) or await replica.authenticate(token)).tiers == seen
+
+            await eventually(known, timeout=1.0)
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["notified", "polling"])
 async def test_changes_reach_every_replica_within_a_second(database: str, tenancy: Tenancy, listen: bool) -> None:
     tenant, project, key = await tenant_with_key(tenancy)
     other = await tenancy.create_key(project)

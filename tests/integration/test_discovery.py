@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay.platform.config.model import Kubernetes
+from forebay.platform.config.engines import Kubernetes
 from forebay.platform.finding import rules_of
 from forebay.platform.tasks import end
 from forebay.router import EndpointSpec

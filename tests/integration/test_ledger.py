@@ -105,6 +105,47 @@ async def test_a_report_groups_counts_and_prices(engine: AsyncEngine) -> None:
     ]  # fmt: skip
 
 
+async def test_each_record_costs_by_the_multiplier_it_names(engine: AsyncEngine) -> None:
+    ledger = Ledger(engine)
+    await ledger.register_prices([price("v1", "6")])
+    used = Quantities(20, 10, 0, 5)  # 20 at 1.5, 10 at 0.15, 5 at 6 a million
+    plain = (20 * Decimal("1.5") + 10 * Decimal("0.15") + 30) / 1_000_000
+    multipliers = [Decimal(text) for text in ("1", "1", "2.5", "0.1234567890123", "0")]
+    await ledger.insert([
+        record(attempt(number, tier_used=f"x{multiplier}", price_multiplier=multiplier), used)
+        for number, multiplier in enumerate(multipliers, 1)
+    ])  # fmt: skip
+    (line,) = await ledger.usage(UsageQuery(start=T0, end=T0 + 86400))
+    assert (line.requests, line.attempts, line.used.output, line.unpriced) == (5, 5, 25, 0)
+    assert line.exact == {"USD": plain * sum(multipliers)}
+    assert sum(tokens for tokens, _ in line.by_class.values()) == 5 * 35
+    by_tier = await ledger.usage(UsageQuery(start=T0, end=T0 + 86400, group_by=("tier",)))
+    assert {item.group["tier"]: item.exact["USD"] for item in by_tier} == {
+        "x1": 2 * plain, **{f"x{multiplier}": multiplier * plain for multiplier in multipliers[2:]}
+    }  # fmt: skip
+    async with engine.connect() as connection:
+        kept = await connection.execute(text("SELECT price_multiplier FROM usage_records ORDER BY started_at"))
+        assert [row.price_multiplier for row in kept] == multipliers
+
+
+async def test_a_record_without_a_multiplier_costs_its_price(engine: AsyncEngine) -> None:
+    """The previous version of the program runs on the new schema, and its records name none."""
+    ledger = Ledger(engine)
+    await ledger.register_prices([price("v1", "6")])
+    await ledger.insert([record(1)])
+    async with engine.begin() as connection:
+        columns = (await connection.execute(text(
+            "SELECT string_agg(column_name, ', ') FROM information_schema.columns WHERE table_name = 'usage_records' "
+            "AND column_name NOT IN ('price_multiplier', 'attempt')"
+        ))).scalar_one()  # fmt: skip
+        await connection.execute(text(
+            f"INSERT INTO usage_records (attempt, {columns}) SELECT attempt + 1, {columns} FROM usage_records"
+        ))  # fmt: skip
+    (line,) = await ledger.usage(UsageQuery(start=T0, end=T0 + 86400))
+    once = (20 * Decimal("1.5") + 10 * Decimal("0.15") + 30) / 1_000_000
+    assert (line.attempts, line.exact) == (2, {"USD": 2 * once})
+
+
 async def test_the_end_of_a_report_is_exclusive_and_nothing_makes_an_empty_one(engine: AsyncEngine) -> None:
     ledger = Ledger(engine)
     await ledger.insert([record(attempt(1), ended_at=T0 + 60)])

@@ -24,6 +24,7 @@ def forebay(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     config = tmp_path / "forebay.yaml"
     config.write_text(
         "apiVersion: forebay.dev/v1\n"
+        "tiers: [{name: fast, rank: 0, access: granted}, {name: default, rank: 1}]\n"
         f"stores: {{postgres: '${{FOREBAY_TEST_DATABASE}}', stateDir: {tmp_path}}}\n"
     )
 
@@ -44,6 +45,11 @@ def test_from_tenant_to_key_and_back(forebay: Run) -> None:
     assert (project["name"], project["models"]) == ("chat", ["tiny"])
     assert "other, tiny" in forebay("project", "models", project["id"], "tiny", "other").stdout
     assert " all " in forebay("project", "models", "Acme Corp/chat", "--all").stdout
+    assert "fast, default" in forebay("project", "tiers", "Acme Corp/chat", "default", "fast").stdout
+    assert json.loads(forebay("project", "tiers", project["id"], "--json").stdout)["tiers"] == ["fast", "default"]
+    assert " open " in forebay("project", "tiers", "Acme Corp/chat", "--open").stdout
+    granted = json.loads(forebay("project", "create", "Acme Corp", "urgent", "--tier", "fast", "--json").stdout)
+    assert (granted["models"], granted["tiers"]) == (None, ["fast"])
 
     made = forebay("key", "create", "Acme Corp/chat", "--name", "ci", "--scopes", "inference,usage.read",
                    "--expires", "30d")  # fmt: skip
@@ -64,7 +70,7 @@ def test_from_tenant_to_key_and_back(forebay: Run) -> None:
     assert "suspended" in forebay("tenant", "suspend", "Acme Corp").stdout
     assert "active" in forebay("tenant", "resume", "Acme Corp").stdout
     export = json.loads(forebay("tenant", "export", "Acme Corp").stdout)
-    assert (len(export["projects"]), len(export["keys"]), export["usage"]) == (1, 2, [])
+    assert (len(export["projects"]), len(export["keys"]), export["usage"]) == (2, 2, [])
 
     assert "Aborted" in forebay("tenant", "delete", "Acme Corp", feed="n\n", status=1).output
     forebay("tenant", "delete", "Acme Corp", feed="y\n")
@@ -84,6 +90,8 @@ def test_admin_keys(forebay: Run) -> None:
         (("tenant", "create", ""), 1, "1 to 128 printable characters"),
         (("tenant", "create", "taken"), 1, "already has this name"),
         (("project", "create", "ten_000000000000000000000000", "x"), 1, "there is no such tenant"),
+        (("project", "create", "taken", "q", "--tier", "fst"), 1, "there is no tier 'fst'; did you mean fast?"),
+        (("project", "tiers", "taken/p", "fast", "--open"), 2, "name tiers or give --open, not both"),
         (("key", "create", "taken/none"), 1, "there is no such project"),
         (("key", "create", "taken/p", "--scopes", "root"), 1, "not a scope of a project key"),
         (("key", "create", "taken/p", "--expires", "2001-01-01"), 1, "in the past"),

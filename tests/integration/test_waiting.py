@@ -118,23 +118,25 @@ async def test_a_tenant_who_leaves_while_it_waits_frees_its_place_at_once(open_d
         assert record["status"] == "completed"
 
 
-async def test_a_wait_that_takes_too_long_is_a_503_that_says_when_to_come_back(open_door: OpenDoor) -> None:
+async def test_a_wait_that_takes_too_long_is_a_429_that_says_why_and_when_to_come_back(open_door: OpenDoor) -> None:
     async with (
         EngineDouble(BUSY) as engine,
         open_door(engine, timeouts={"queue": 0.2}) as door,
         long_prefill(door, engine) as long,
     ):
-        before = await metric(door, "forebay_requests_total", 'status="overloaded"')
+        before = await metric(door, "forebay_requests_total", 'status="rate_limit_exceeded"')
         late = await metric(door, "forebay_wait_refusals_total", 'reason="late"')
         answers = await asyncio.gather(
             door.chat(prompt(900), stream=True), door.chat(prompt(900)), door.chat(prompt(700), stream=True)
         )
         for answer in answers:
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "overloaded"
-            assert answer.json()["error"]["type"] == "server_error"
+            assert answer.status_code == 429
+            error = answer.json()["error"]
+            assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+            assert (error["metadata"]["reason"], error["metadata"]["tier"]) == ("late", "default")
             assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert await metric(door, "forebay_requests_total", 'status="overloaded"') == before + 3
+            assert int(answer.headers["retry-after-ms"]) == round(1000 * error["metadata"]["retry_after_s"])
+        assert await metric(door, "forebay_requests_total", 'status="rate_limit_exceeded"') == before + 3
         assert await metric(door, "forebay_wait_refusals_total", 'reason="late"') == late + 3
         assert waiting(door) == 0
         assert (await long).status_code == 200
@@ -179,7 +181,7 @@ async def test_a_stream_that_was_kept_alive_and_gets_no_engine_ends_in_an_error_
         frames = [frame for frame in answer.text.split("\n\n") if frame and not frame.startswith(":")]
         assert answer.text.startswith(":")
         assert frames[-1] == "data: [DONE]"
-        assert '"code":"overloaded"' in frames[-2]
+        assert '"code":"rate_limit_exceeded"' in frames[-2]
         assert len(frames) == 2
 
 

@@ -15,8 +15,9 @@ from msgspec import inspect
 
 from forebay.platform.announced import directory_of
 from forebay.platform.config import scalars
+from forebay.platform.config.engines import Endpoint, Pool
 from forebay.platform.config.load import ConfigError, check, examine, load_config
-from forebay.platform.config.model import Config, Endpoint, Model, Pool, PriceVersion, Stores
+from forebay.platform.config.model import Config, Model, PriceVersion, Stores
 from forebay.platform.config.redact import redact
 from forebay.platform.config.show import as_yaml
 from forebay.platform.local.paths import Paths

@@ -95,7 +95,20 @@ def test_continuous_usage_passes_for_a_client_that_asked_for_it() -> None:
 def test_an_alias_and_the_tier_are_what_the_client_knows() -> None:
     seen = events(StreamTransform(view(model='ali"as', tier="default", include_usage=True)).feed(STREAM))
     assert {e["model"] for e in seen} == {'ali"as'}
-    assert [e["service_tier"] for e in seen[:2]] == ["default", "default"]
+    assert [e["service_tier"] for e in seen] == ["default"] * 3  # the event of usage too
+
+
+def test_running_counts_come_with_the_tier_too() -> None:
+    seen = events(StreamTransform(view(tier="flex", include_usage=True, continuous_usage=True)).feed(STREAM))
+    assert [e["service_tier"] for e in seen] == ["flex"] * 3
+    assert [e["usage"]["completion_tokens"] for e in seen] == [1, 2, 2]
+
+
+def test_a_tier_that_the_engine_names_is_replaced_and_not_repeated() -> None:
+    told = STREAM.replace(b'"choices":', b'"service_tier":"priority","choices":')
+    out = StreamTransform(view(tier="flex", include_usage=True)).feed(told)
+    assert {e["service_tier"] for e in events(out)} == {"flex"}
+    assert out.count(b"service_tier") == len(events(out)) == 3
 
 
 @given(st.lists(st.integers(1, len(STREAM) - 1), max_size=12), st.booleans())

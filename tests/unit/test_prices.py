@@ -1,4 +1,5 @@
 from decimal import Decimal, getcontext, localcontext
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,21 @@ def test_costs_are_exact_whatever_precision_the_program_runs_with(tokens: int, r
     units = int("".join(map(str, digits)))
     assert isinstance(exponent, int)
     assert int(found.scaleb(16, None)) == units * tokens * 10 ** (10 + exponent)
+
+
+@given(
+    st.integers(0, 10**12), st.decimals(0, 10**9, places=12), st.decimals(0, 9999, places=12), st.integers(1, 28)
+)
+def test_a_tiers_multiplier_is_exact_on_every_class(
+    tokens: int, rate: Decimal, multiplier: Decimal, precision: int
+) -> None:
+    every = Price("m", "v", 0.0, "USD", rate, rate, rate, rate)
+    with localcontext(getcontext()) as context:
+        context.prec = precision
+        for used in (Quantities(tokens), Quantities(0, tokens), Quantities(0, 0, tokens), Quantities(output=tokens)):
+            found = cost(used, every, multiplier)
+            assert Fraction(found) == tokens * Fraction(rate) * Fraction(multiplier) / 10**6
+            assert cost(used, every) == cost(used, every, Decimal(1))
 
 
 @given(st.lists(st.decimals(-1000, 1000, places=16), max_size=50))

@@ -74,6 +74,21 @@ async def test_a_worker_places_and_tells_in_the_order_in_which_it_does(path: Pat
         assert [candidate.endpoint for candidate in (await client.explain(ASK)).candidates] == ["e-0"]
 
 
+async def test_tiers_are_told_both_ways(path: Path) -> None:
+    router = SharedRouter()
+    async with served(router, path), worker(path) as client:
+        ask = Ask("main", b"", 1, 1, tier="flex", tenant="ten_1")
+        placed = await client.place(ask)
+        assert isinstance(placed, Placed)
+        assert placed.tier == "flex"
+        assert router.asked == [ask]
+        router.busy = True
+        waits = asyncio.create_task(client.place(ask))
+        await eventually(lambda: router.waiting)
+        router.settle(Refused(Why.CAPACITY, 12.5, "flex"))
+        assert await waits == Refused(Why.CAPACITY, 12.5, "flex")
+
+
 async def test_answers_find_their_questions_when_many_are_asked_at_once(path: Path) -> None:
     async with served(SharedRouter(), path), worker(path) as client:
         placed = await asyncio.gather(*(client.place(Ask("main", bytes(8 * n), n, 1)) for n in range(200)))

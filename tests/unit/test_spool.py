@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ async def test_what_was_closed_waits_across_a_restart_until_it_is_shipped(tmp_pa
     async with running(tmp_path / "a") as spool:
         assert [item for _, item in await spool.pending(10)] == [record(2), record(3)]
         assert spool.unshipped == 2
+
+
+async def test_what_an_older_program_left_counts_once(tmp_path: Path) -> None:
+    """It knew nothing of tiers' multipliers."""
+    async with running(tmp_path / "a") as spool:
+        for number in (1, 2):
+            spool.open(attempt(number, price_multiplier=Decimal("2.5")))
+        await spool.close(record(attempt(1, price_multiplier=Decimal("2.5"))))
+    with sqlite3.connect(tmp_path / "a" / "usage.sqlite3") as db:
+        (kept,) = db.execute("SELECT data FROM records").fetchone()
+        assert '"price_multiplier":"2.5"' in kept
+        for table in ("records", "attempts"):
+            db.execute(f"UPDATE {table} SET data = replace(data, ',\"price_multiplier\":\"2.5\"', '')")
+    db.close()
+    async with running(tmp_path / "a") as spool:
+        found = await waiting(spool)
+        assert len(found) == 2
+        assert {item.attempt.price_multiplier for item in found.values()} == {Decimal(1)}
 
 
 async def test_each_attempt_has_exactly_one_terminal_record(tmp_path: Path) -> None:

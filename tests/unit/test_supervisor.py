@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from forebay.platform.announced import holder
-from forebay.platform.config.model import Announced
+from forebay.platform.config.engines import Announced
 from forebay.platform.local.probe import free_ports, is_free
 from forebay.platform.local.process import Announcement, Part
 from forebay.platform.local.progress import Progress
@@ -166,7 +166,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from forebay.platform.announced import holder
-from forebay.platform.config.model import Announced
+from forebay.platform.config.engines import Announced
 from forebay.platform.local.process import Announcement, Part
 from forebay.platform.local.progress import Progress
 from forebay.platform.local.supervisor import Supervisor

@@ -1,7 +1,7 @@
 """Prices and costs. Decimal throughout, exact until a statement line is rounded, once.
 
-A cost is never stored: it is computed from a usage record and the price version that the record names, so that it can
-be computed again by anybody.
+A cost is never stored: it is computed from a usage record (its counts and its multiplier) and the price version that
+the record names, so that it can be computed again by anybody.
 """
 
 from collections.abc import Iterable
@@ -43,8 +43,9 @@ def choose(prices: Iterable[Price], at: float) -> Price | None:
     return chosen
 
 
-def cost(used: Quantities, price: Price) -> Decimal:
-    """What `used` costs, unrounded. Reasoning is a part of the output and is not charged again."""
+def cost(used: Quantities, price: Price, multiplier: Decimal = Decimal(1)) -> Decimal:
+    """What `used` costs in a tier of that multiplier, unrounded. Reasoning is a part of the output and is not charged
+    again."""
     total = Decimal(0)
     for tokens, per_million in (
         (used.input_uncached, price.input),
@@ -53,7 +54,7 @@ def cost(used: Quantities, price: Price) -> Decimal:
         (used.output, price.output),
     ):
         total = _EXACT.add(total, _EXACT.multiply(Decimal(tokens), per_million))
-    return _EXACT.scaleb(total, -6)
+    return _EXACT.scaleb(_EXACT.multiply(total, multiplier), -6)
 
 
 def rounded(amount: Decimal) -> Decimal:

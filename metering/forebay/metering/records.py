@@ -4,6 +4,7 @@ An attempt is opened when work is dispatched to an engine, checkpointed while it
 terminal `UsageRecord`. `(request_id, attempt)` identifies it everywhere and for ever.
 """
 
+from decimal import Decimal
 from enum import StrEnum
 
 from msgspec import Struct
@@ -46,6 +47,7 @@ class Attempt(Struct, frozen=True):
     """The open record: everything known about an attempt when it is dispatched.
 
     `started_at` is Unix time in seconds. `tier_used` differs from `tier_requested` after a downgrade.
+    `price_multiplier` is that of `tier_used` at dispatch; records from before there were tiers have none, which is 1.
     """
 
     request_id: str
@@ -63,6 +65,7 @@ class Attempt(Struct, frozen=True):
     tier_used: str
     price_version: str
     started_at: float
+    price_multiplier: Decimal = Decimal(1)
 
 
 class Checkpoint(Struct, frozen=True):

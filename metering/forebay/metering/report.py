@@ -1,7 +1,7 @@
 """Reports over the ledger: tokens by class, requests and costs, by time and by whatever they are grouped by.
 
-A record belongs to the time at which its attempt ended. Costs are computed here, from the records and the price
-versions they name, and rounded once, on the line.
+A record belongs to the time at which its attempt ended. Costs are computed here, from the records, their
+multipliers and the price versions they name, and rounded once, on the line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,23 +69,25 @@ class Line(Struct, kw_only=True):
 
 
 def statement(table: Table, query: UsageQuery) -> Select[Any]:
-    """Rows of (bucket, group…, model_, price_version_, requests, attempts, tokens by class, is_total).
+    """Rows of (bucket, group…, model_, price_version_, multiplier_, requests, attempts, tokens by class, is_total).
 
-    Requests cannot be summed over price versions, so each line comes once as a total and once per model and price.
+    Requests cannot be summed over price versions, so each line comes once as a total and once per model, price and
+    multiplier.
     """
     bucket = _bucket(table, query).label("bucket")
     groups = [table.c[DIMENSIONS[name]].label(f"by_{name}") for name in query.group_by]
     outer = [bucket, *groups]
-    inner = [table.c.model.label("model_"), table.c.price_version.label("price_version_")]
+    inner = [table.c.model.label("model_"), table.c.price_version.label("price_version_"),
+             table.c.price_multiplier.label("multiplier_")]  # fmt: skip
     tokens = [table.c[f"billable_{name}"].label(name) for name in CLASSES]
     base = select(*outer, *inner, table.c.request_id, *tokens).where(_filter(table, query)).subquery()
     keys = [base.c[column.name] for column in outer]
-    details = [base.c.model_, base.c.price_version_]
+    details = [base.c.model_, base.c.price_version_, base.c.multiplier_]
     is_total = func.grouping(base.c.price_version_).label("is_total")
     sums = [func.sum(base.c[name]).label(name) for name in CLASSES]
     model = func.max(base.c.model_).label("model_")
     return (
-        select(*keys, model, base.c.price_version_, func.count(distinct(base.c.request_id)).label("requests"),
+        select(*keys, model, *details[1:], func.count(distinct(base.c.request_id)).label("requests"),
                func.count().label("attempts"), *sums, is_total)
         .group_by(func.grouping_sets(tuple_(*keys), tuple_(*keys, *details)))
         .order_by(*keys)
@@ -103,7 +105,8 @@ def fold(query: UsageQuery, rows: Iterable[Any], prices: Mapping[tuple[str, str]
         if row.is_total:
             found.requests, found.attempts, found.used = row.requests, row.attempts, used
         else:
-            _charge(found, row.model_, used, prices.get((row.model_, row.price_version_)))
+            price = prices.get((row.model_, row.price_version_))
+            _charge(found, row.model_, used, price, row.multiplier_)
     return list(lines.values())
 
 
@@ -120,7 +123,7 @@ def total(lines: Sequence[Line]) -> Line:
     return result
 
 
-def _charge(found: Line, model: str, used: Quantities, price: Price | None) -> None:
+def _charge(found: Line, model: str, used: Quantities, price: Price | None, multiplier: Decimal) -> None:
     if price is None:
         found.unpriced += used.input_total + used.output
         return
@@ -129,7 +132,7 @@ def _charge(found: Line, model: str, used: Quantities, price: Price | None) -> N
         tokens = getattr(used, name)
         if not tokens:
             continue
-        amount = cost(Quantities(**{name: tokens}), price)
+        amount = cost(Quantities(**{name: tokens}), price, multiplier)
         before, so_far = found.by_class.get((model, name, currency), (0, Decimal(0)))
         found.by_class[model, name, currency] = (before + tokens, exact_total((so_far, amount)))
         found.exact[currency] = exact_total((found.exact.get(currency, Decimal(0)), amount))

@@ -15,8 +15,9 @@ import psutil
 from msgspec import Struct
 
 from forebay.platform.config import rules
+from forebay.platform.config.engines import Announced, LocalProcesses, Pool
 from forebay.platform.config.faults import Report
-from forebay.platform.config.model import Announced, Config, LocalProcesses, Pool
+from forebay.platform.config.model import Config
 
 MOST_FILES = 256  # read each second
 MOST_ENTRIES = 16 * MOST_FILES  # that are looked at, whatever they are

@@ -49,7 +49,13 @@ def invalid(message: str, *, param: str | None = None, code: str = "invalid_requ
     return ApiError(status, code, message, param=param)
 
 
-def unavailable(code: str, message: str, *, retry_after: float) -> ApiError:
-    """A 503 that OpenAI's SDK retries after `retry_after` seconds (it prefers `retry-after-ms`)."""
-    headers = {"retry-after": str(max(1, round(retry_after))), "retry-after-ms": str(round(retry_after * 1000))}
-    return ApiError(503, code, message, type="server_error", headers=headers)
+def unavailable(
+    code: str, message: str, *, retry_after: float, metadata: dict[str, Any] | None = None
+) -> ApiError:
+    """A 503 that OpenAI's SDK retries after `retry_after` seconds."""
+    return ApiError(503, code, message, type="server_error", headers=retry_headers(retry_after), metadata=metadata)
+
+
+def retry_headers(seconds: float) -> dict[str, str]:
+    """When to come back, as OpenAI's SDK reads it: it prefers `retry-after-ms`."""
+    return {"retry-after": str(max(1, round(seconds))), "retry-after-ms": str(round(seconds * 1000))}

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from forebay.platform.announced import Directory, directory_of
-from forebay.platform.config.model import Config, Kubernetes, LocalProcesses, Pool
+from forebay.platform.config.engines import Kubernetes, LocalProcesses, Pool
+from forebay.platform.config.model import Config
 from forebay.platform.tasks import background, end
 from forebay.platform.watching import Watching
 from forebay.router import EndpointSpec, RouterService

@@ -4,7 +4,8 @@ import os
 
 import msgspec
 
-from forebay.platform.config.model import Announced, Config, Endpoint
+from forebay.platform.config.engines import Announced, Endpoint
+from forebay.platform.config.model import Config
 from forebay.router import EndpointSpec, Group, Role
 
 

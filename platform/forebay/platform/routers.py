@@ -12,6 +12,7 @@ from forebay.platform.listed import specs_of
 from forebay.platform.sharing.link import LoadLink
 from forebay.platform.sharing.wire import channel_of
 from forebay.platform.tasks import background, end
+from forebay.platform.tiers import tiers_of
 from forebay.platform.warm import rates
 from forebay.platform.warm.kept import path_of
 from forebay.platform.warm.start import keep, keeping, warming
@@ -30,6 +31,7 @@ async def routed(config: Config, valkey_url: str) -> AsyncIterator[RouterService
             weights_of(config),
             connect_timeout=config.timeouts.connect,
             blocks_per_endpoint=config.router.blocks_per_endpoint,
+            tiers=tiers_of(config),
             ready_within=config.router.warm_start_timeout,
             warm=warming(config, finder.specs, file),
         )

@@ -37,6 +37,7 @@ from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
+from forebay.platform.tiers import table_of
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
 from forebay.router import EndpointSpec, Memory, Pool, Prompter, RemoteRouter, Router, RouterService, Ticker
@@ -182,11 +183,12 @@ async def running(
         stack.push_async_callback(end, background("connections", ticker.run))
         routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
+        tiers = table_of(config)
         prompters: dict[str, Prompter] = {}
         relay = Relay(
             router,
             spool,
-            config.timeouts,
+            tiers,
             checkpoint_every=config.stores.checkpoint_every,
             prompters=prompters,
             drain_grace={pool.name: pool.drain_grace for pool in config.pools},
@@ -218,6 +220,7 @@ async def running(
             server=config.server,
             relay=relay,
             salter=Salter(secrets_of(config, "cache-salt")[0][1]),
+            tiers=tiers,
         )
         stack.push_async_callback(end, background("stalled tenants", inferences.sweep))
         yield Service(
@@ -230,7 +233,7 @@ async def running(
             catalogue=catalogue,
             spool=spool,
             auth=auth,
-            tenancy=Tenancy(engine, hasher),
+            tenancy=Tenancy(engine, hasher, tiers.names),
             ledger=ledger,
             inferences=inferences,
             stores=stores,

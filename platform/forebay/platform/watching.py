@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from forebay.platform.announced import Directory, Found
-from forebay.platform.config.model import Announced
+from forebay.platform.config.engines import Announced
 from forebay.platform.listed import announced_ranks
 from forebay.router import EndpointSpec
 from forebay.router.discovery import Report, metrics

@@ -143,7 +143,7 @@ class Core:
         )  # fmt: skip
         self._bookings[booking.id] = booking
         pool.book(booking, options, option, now, ask.session)
-        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone)
+        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone, ask.tier)
 
     def explain(self, ask: Ask, now: float) -> list[Candidate]:
         """What `place` would weigh; books nothing."""

@@ -5,7 +5,8 @@ INSERT INTO usage_records (
     tier_requested, tier_used, price_version, started_at, ended_at, first_byte_s,
     status, terminated_by, measured, finish_reason, error,
     engine_input_uncached, engine_cache_read, engine_cache_write, engine_output, engine_reasoning,
-    billable_input_uncached, billable_cache_read, billable_cache_write, billable_output, billable_reasoning
+    billable_input_uncached, billable_cache_read, billable_cache_write, billable_output, billable_reasoning,
+    price_multiplier
 )
 SELECT
     a.request_id, a.attempt, a.tenant_id, a.project_id, a.key_id, a.api, a.model, a.pool, a.endpoint, a.engine, a.stream,
@@ -14,7 +15,8 @@ SELECT
     coalesce(e.input_uncached, 0), coalesce(e.cache_read, 0), coalesce(e.cache_write, 0), coalesce(e.output, 0),
     coalesce(e.reasoning, 0),
     coalesce(b.input_uncached, 0), coalesce(b.cache_read, 0), coalesce(b.cache_write, 0), coalesce(b.output, 0),
-    coalesce(b.reasoning, 0)
+    coalesce(b.reasoning, 0),
+    coalesce(a.price_multiplier, 1)
 FROM
     json_to_recordset(CAST(:records AS json)) AS r (
         attempt json, engine json, billable json, status text, terminated_by text, measured boolean,
@@ -23,7 +25,7 @@ FROM
     json_to_record(r.attempt) AS a (
         request_id text, attempt integer, tenant_id text, project_id text, key_id text, api text, model text, pool text,
         endpoint text, engine text, stream boolean, tier_requested text, tier_used text, price_version text,
-        started_at double precision
+        started_at double precision, price_multiplier numeric
     ),
     json_to_record(r.engine) AS e (
         input_uncached bigint, cache_read bigint, cache_write bigint, output bigint, reasoning bigint

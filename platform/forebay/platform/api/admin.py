@@ -14,7 +14,7 @@ from litestar.exceptions import ImproperlyConfiguredException
 from litestar.handlers.base import BaseRouteHandler
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from forebay.platform.tenancy.auth import require
 from forebay.platform.tenancy.principal import Scope
@@ -35,12 +35,14 @@ class NewTenant(Struct, forbid_unknown_fields=True):
 class NewProject(Struct, forbid_unknown_fields=True):
     name: str
     models: list[str] | None = None
+    tiers: list[str] | None = None
 
 
 class ProjectChange(Struct, forbid_unknown_fields=True):
-    """`models` null allows every model."""
+    """What is left out stays. `models` null allows every model, `tiers` null those that are open."""
 
-    models: list[str] | None
+    models: list[str] | UnsetType | None = UNSET
+    tiers: list[str] | UnsetType | None = UNSET
 
 
 class NewKey(Struct, forbid_unknown_fields=True):
@@ -119,7 +121,7 @@ class ProjectController(Controller):
 
     @post("/", operation_id="createProject")
     async def create(self, tenancy: Service, tenant_id: Id, data: JSONBody[NewProject]) -> Project:
-        return await tenancy.create_project(tenant_id, data.name, data.models)
+        return await tenancy.create_project(tenant_id, data.name, data.models, data.tiers)
 
     @get("/", operation_id="listProjects")
     async def index(
@@ -133,7 +135,9 @@ class ProjectController(Controller):
 
     @patch("/{project_id:str}", operation_id="changeProject")
     async def change(self, tenancy: Service, tenant_id: Id, project_id: Id, data: JSONBody[ProjectChange]) -> Project:
-        return await tenancy.set_models(project_id, data.models, tenant_id)
+        given = {"models": data.models, "tiers": data.tiers}
+        changes = {name: value for name, value in given.items() if value is not UNSET}
+        return await tenancy.change_project(project_id, changes, tenant_id)
 
 
 class KeyController(Controller):

@@ -31,7 +31,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 31)]
 Stop = str | Annotated[list[str], Meta(max_length=16)] | None
 TokenIds = Annotated[list[Count], Meta(max_length=1 << 20)]
-Tier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+Tier = Annotated[str, Meta(max_length=64)]  # which there are, the operator says
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):

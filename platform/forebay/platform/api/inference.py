@@ -29,6 +29,7 @@ from forebay.platform.relay.upstream_errors import no_router
 from forebay.platform.tenancy.auth import Authenticator, require
 from forebay.platform.tenancy.principal import Principal, Scope
 from forebay.platform.tenancy.salt import Salter
+from forebay.platform.tiers import TierTable
 from forebay.router import Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Inferences:
         spool: Spool,
         salter: Salter,
         server: Server,
+        tiers: TierTable,
     ) -> None:
         self._auth = auth
         self._catalogue = catalogue
@@ -62,6 +64,7 @@ class Inferences:
         self._relay = relay
         self._spool = spool
         self._salter = salter
+        self._tiers = tiers
         self._body_limit = server.body_limit
         self.memory = Memory(server.body_limit)
         self._decoding = Turns()
@@ -163,6 +166,7 @@ class Inferences:
         known = self.prompts.known(project, api, body)
         inference, source = await self._decode(api, body, known, project)
         entry = self._catalogue.for_api(inference.model, principal, inference.api)
+        tier = self._tiers.choose(inference.tier, principal.tiers)
         salt = self._salter.salt(project)
         prompt = await self.prompts.read(Unread(project, salt, entry, inference, source, known, body))
         return Call(
@@ -175,6 +179,7 @@ class Inferences:
             price_version=entry.price_version(time.time()),
             cache_salt=salt,
             prompt=prompt,
+            tier=tier,
             session=named_session(project, headers, inference.cache_key),
         )
 

@@ -9,9 +9,10 @@ import click
 import msgspec
 
 from forebay.platform.announced import SUFFIX, directory_of, understood
+from forebay.platform.config.engines import Announced
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.load import load_config
-from forebay.platform.config.model import Announced, Config
+from forebay.platform.config.model import Config
 from forebay.platform.local.commands import LocalError
 from forebay.platform.local.paths import paths
 from forebay.platform.local.process import Announcement, Part

@@ -76,6 +76,7 @@ def _summary(effective: Config, found: Path | None) -> str:
     where = str(found) if found else f"no {load.DEFAULT_FILE} here, so the defaults apply"
     endpoints = sum(len(pool.endpoints) for pool in effective.pools)
     counts = [(len(effective.models), "model"), (len(effective.pools), "pool"), (endpoints, "endpoint")]
+    counts += [(len(effective.tiers), "tier")] if effective.tiers else []
     stores = "embedded" if effective.stores.postgres == effective.stores.valkey == "embedded" else "by URL"
     counted = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
     return f"ok: {where}: {counted}, stores {stores}"

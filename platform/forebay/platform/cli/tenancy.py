@@ -111,12 +111,16 @@ def project() -> None:
 @click.argument("reference", metavar="TENANT")
 @click.argument("name")
 @click.option("--model", "models", multiple=True, metavar="MODEL", help="Allow this model only; may be repeated.")
+@click.option("--tier", "tiers", multiple=True, metavar="TIER", help="Allow this tier; may be repeated.")
 @_common
-def project_create(reference: str, name: str, models: tuple[str, ...], path: Path | None, *, as_json: bool) -> None:
-    """Create a project of TENANT. Without --model it may use every model."""
+def project_create(
+    reference: str, name: str, models: tuple[str, ...], tiers: tuple[str, ...], path: Path | None, *, as_json: bool
+) -> None:
+    """Create a project of TENANT. Without --model it may use every model, without --tier every tier that is open."""
 
     async def create(tenancy: Tenancy) -> Project:
-        return await tenancy.create_project((await tenancy.find_tenant(reference)).id, name, models or None)
+        tenant_id = (await tenancy.find_tenant(reference)).id
+        return await tenancy.create_project(tenant_id, name, models or None, tiers or None)
 
     _projects([on_tenancy(path, create)], as_json, one=True)
 
@@ -150,6 +154,25 @@ def project_models(reference: str, models: tuple[str, ...], path: Path | None, *
         if not every and not models:
             return found
         return await tenancy.set_models(found.id, None if every else models)
+
+    _projects([on_tenancy(path, change)], as_json, one=True)
+
+
+@project.command("tiers", short_help="Show or set the tiers that it may use.")
+@click.argument("reference", metavar="PROJECT")
+@click.argument("tiers", nargs=-1, metavar="[TIER]...")
+@click.option("--open", "every", is_flag=True, help="Allow those that are open to everybody.")
+@_common
+def project_tiers(reference: str, tiers: tuple[str, ...], path: Path | None, *, every: bool, as_json: bool) -> None:
+    """Set the tiers that a project may use, granted ones among them; show them if none are named."""
+    if every and tiers:
+        raise click.UsageError("name tiers or give --open, not both")
+
+    async def change(tenancy: Tenancy) -> Project:
+        found = await tenancy.find_project(reference)
+        if not every and not tiers:
+            return found
+        return await tenancy.set_tiers(found.id, None if every else tiers)
 
     _projects([on_tenancy(path, change)], as_json, one=True)
 
@@ -250,8 +273,9 @@ def _tenants(found: list[Tenant], as_json: bool, *, one: bool = False) -> None:
 def _projects(found: list[Project], as_json: bool, *, one: bool = False) -> None:
     if as_json:
         return show.as_json(found[0] if one else found)
-    return show.table(["ID", "NAME", "MODELS", "TENANT"],
-                      [[each.id, each.name, "all" if each.models is None else each.models or "none", each.tenant_id]
+    return show.table(["ID", "NAME", "MODELS", "TIERS", "TENANT"],
+                      [[each.id, each.name, "all" if each.models is None else each.models or "none",
+                        "open" if each.tiers is None else each.tiers or "default", each.tenant_id]
                        for each in found])  # fmt: skip
 
 

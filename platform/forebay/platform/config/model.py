@@ -1,90 +1,20 @@
 """`forebay.yaml`, apiVersion forebay.dev/v1, as typed structs. Keys are camelCase on disk, snake_case here.
 
-Every key's description is written here once: the JSON Schema, the reference in docs/ and `config check` read it.
-`extra` carries what only they need: `expects` says what a right value looks like, `private` keeps values out of faults.
+Every key's description is written once, here or beside this module: the JSON Schema, the reference in docs/ and `config
+check` read it.
 """
 
-from datetime import datetime
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
+from forebay.platform.config.engines import Endpoint, Kubernetes, Pool
 from forebay.platform.config.redact import redact
-
-Name = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$", extra={"expects": "1 to 128 letters, digits or ._/:-"})
-]
-Url = Annotated[
-    str,
-    Meta(
-        pattern=r"^https?://[^\s/]+[^\s]*$",
-        examples=["http://10.0.0.5:8000"],
-        extra={"expects": "an http:// or https:// URL such as http://10.0.0.5:8000"},
-    ),
-]
-ZmqAddress = Annotated[
-    str,
-    Meta(
-        pattern=r"^(tcp://[^\s/*]+:[0-9]{1,5}|ipc://\S+)$",
-        extra={"expects": "a ZeroMQ address to connect to, such as tcp://10.0.0.5:5557"},
-    ),
-]
-EnvName = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Z_][A-Z0-9_]{0,63}$",
-        examples=["ENGINE_API_KEY"],
-        extra={"expects": "the name of an environment variable (A-Z, 0-9, _), never the key itself", "private": True},
-    ),
-]
-Text = Annotated[str, Meta(min_length=1)]
-Label = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9._/:-]{0,63}$", extra={"expects": "up to 63 letters, digits or ._/:-"})
-]
-LabelName = Annotated[
-    str,
-    Meta(
-        pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
-        extra={"expects": "the name of a label such as forebay.dev/role"},
-    ),
-]
-DnsName = Annotated[
-    str,
-    Meta(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-        extra={"expects": "up to 63 small letters, digits or -"},
-    ),
-]
-Port = Annotated[
-    str,
-    Meta(
-        pattern=r"^([1-9][0-9]{0,4}|[a-z0-9-]*[a-z][a-z0-9-]*)$",
-        extra_json_schema={"type": ["string", "integer"]},
-        extra={"expects": "a port's number or name"},
-    ),
-]
-_KEY = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-_REQUIREMENT = rf"(!?{_KEY}|{_KEY} *(==?|!=) *[A-Za-z0-9._-]{{0,63}}|{_KEY} +(not)?in +\([A-Za-z0-9._, -]*\))"
-Selector = Annotated[
-    str,
-    Meta(
-        pattern=rf"^ *{_REQUIREMENT}( *, *{_REQUIREMENT})* *$",
-        extra={"expects": "a label selector such as app=chat-engine,forebay.dev/role in (unified)"},
-    ),
-]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Price = Annotated[
-    Decimal, Meta(extra_json_schema={"pattern": r"^[0-9]{1,9}(\.[0-9]{1,12})?$", "minimum": 0, "maximum": 999_999_999})
-]
-Instant = Annotated[datetime, Meta(tz=True)]
+from forebay.platform.config.tiers import Tier
+from forebay.platform.config.words import Instant, Name, Price, Seconds, Section, Text, Url
 
 
-class _Section(Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    pass
-
-
-class Server(_Section, frozen=True):
+class Server(Section, frozen=True):
     """The front door's own socket and bounds."""
 
     host: Annotated[Text, Meta(description="Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
@@ -107,7 +37,7 @@ class Server(_Section, frozen=True):
     ] = 1
 
 
-class Router(_Section, frozen=True):
+class Router(Section, frozen=True):
     """What the router may remember, and whom it asks when it starts."""
 
     peers: Annotated[
@@ -130,7 +60,7 @@ class Router(_Section, frozen=True):
     ] = 128 << 20
 
 
-class Timeouts(_Section, frozen=True):
+class Timeouts(Section, frozen=True):
     """Bounds on waiting for an engine, in seconds."""
 
     connect: Annotated[Seconds, Meta(description="Seconds to open a connection to an engine.")] = 2.0
@@ -147,7 +77,7 @@ class Timeouts(_Section, frozen=True):
     ] = 10.0
 
 
-class Stores(_Section, frozen=True):
+class Stores(Section, frozen=True):
     """Where Forebay keeps what it knows.
 
     `embedded` runs Postgres and Valkey from wheels inside `stateDir`; otherwise a URL. URLs may hold `${NAME}`, read
@@ -192,7 +122,7 @@ class Stores(_Section, frozen=True):
         return f"Stores({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-class Secrets(_Section, frozen=True):
+class Secrets(Section, frozen=True):
     """Files with one secret a line in the form `id:base64`, newest first. Unset, they are created under `stateDir`."""
 
     key_hash: Annotated[
@@ -211,166 +141,7 @@ class Secrets(_Section, frozen=True):
     ] = None
 
 
-class Endpoint(_Section, frozen=True):
-    """One engine server."""
-
-    url: Annotated[Url, Meta(description="Base URL, without /v1.")]
-    name: Annotated[
-        Name | None, Meta(description="Name in metrics and usage records; unset, its URL without the scheme.")
-    ] = None
-    engine: Annotated[
-        Literal["vllm", "openai"],
-        Meta(description="Which engine answers; `openai` is any OpenAI-compatible server."),
-    ] = "vllm"
-    served_model: Annotated[
-        Text | None,
-        Meta(description="The engine's own name for the model; unset, the name of the pool's first model."),
-    ] = None
-    api_key_env: Annotated[
-        EnvName | None, Meta(description="Environment variable that holds the engine's own key.")
-    ] = None
-    priority_scheduling: Annotated[
-        bool, Meta(description="The engine runs with --scheduling-policy priority.")
-    ] = False
-    kv_events: Annotated[
-        ZmqAddress | None,
-        Meta(
-            description="Where the engine publishes its KV events; unset, its cache is guessed from what it was sent.",
-            examples=["tcp://10.0.0.5:5557"],
-        ),
-    ] = None
-    kv_replay: Annotated[
-        ZmqAddress | None,
-        Meta(description="Where it repeats events that were missed.", examples=["tcp://10.0.0.5:5558"]),
-    ] = None
-    data_parallel_ranks: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="Data-parallel ranks behind the URL, each with a cache of its own; a rank's KV events come "
-            "from the port of rank 0 plus its number.",
-        ),
-    ] = 1
-
-    role: Annotated[
-        Literal["unified", "prefill", "decode"],
-        Meta(description="What it does of a request. Requests are placed on `unified` endpoints only, so far."),
-    ] = "unified"
-    revision: Annotated[
-        Label, Meta(description="Which rollout of the pool it belongs to, as metrics show it.")
-    ] = ""
-    accelerator: Annotated[
-        Label, Meta(description="What it runs on, as metrics show it.", examples=["h200"])
-    ] = ""
-
-    @property
-    def called(self) -> str:
-        return self.name or default_name(self.url)
-
-
-def default_name(url: str) -> str:
-    """What an endpoint without a name is called."""
-    return url.split("://", 1)[1].rstrip("/")
-
-
-class Announced(Endpoint, frozen=True, kw_only=True):
-    """An engine of this machine, as its file in the directory of `discovery.local` says it."""
-
-    pid: Annotated[int, Meta(ge=1, lt=1 << 31, description="Its process. The engine is out when that has ended.")]
-    drain: Annotated[bool, Meta(description="Whether it is sent nothing new.")] = False
-    life: Annotated[
-        str, Meta(max_length=100, description="Which process of that number; `forebay announce` says it.")
-    ] = ""
-
-
-class PodLabels(_Section, frozen=True):
-    """Names of the pod labels that say what an engine is."""
-
-    role: Annotated[
-        LabelName, Meta(description="`unified`, which is also what a pod without it is, `prefill` or `decode`.")
-    ] = "forebay.dev/role"
-    revision: Annotated[LabelName, Meta(description="Which rollout it belongs to.")] = "forebay.dev/revision"
-    accelerator: Annotated[LabelName, Meta(description="What it runs on.")] = "forebay.dev/accelerator"
-    drain: Annotated[
-        LabelName, Meta(description='While it is "true", the pod is sent nothing new.')
-    ] = "forebay.dev/drain"
-
-
-class Kubernetes(_Section, frozen=True):
-    """Engines that run in pods, followed as they come and go. The options of an endpoint hold for each of them."""
-
-    namespace: Annotated[
-        DnsName | None, Meta(description="Namespace of the pods; unset, the one that Forebay runs in.")
-    ] = None
-    service: Annotated[
-        DnsName | None,
-        Meta(description="Service whose EndpointSlices say how its pods are reached, and whether they are ready."),
-    ] = None
-    selector: Annotated[
-        Selector | None,
-        Meta(
-            description="Label selector of the pods. Without `service` it finds them; with it, it spares the other "
-            "pods of the namespace from being followed.",
-            examples=["app=chat-engine"],
-        ),
-    ] = None
-    port: Annotated[Port, Meta(description="Where engines answer: a number, or a port's name.")] = "8000"
-    scheme: Annotated[Literal["http", "https"], Meta(description="How they are spoken to.")] = "http"
-    engine: Annotated[Literal["vllm", "openai"], Meta(description="As in `endpoints`.")] = "vllm"
-    served_model: Annotated[Text | None, Meta(description="As in `endpoints`.")] = None
-    api_key_env: Annotated[EnvName | None, Meta(description="As in `endpoints`.")] = None
-    priority_scheduling: Annotated[bool, Meta(description="As in `endpoints`.")] = False
-    kv_events_port: Annotated[
-        Port | None, Meta(description="Where engines publish their KV events: a number, or a port's name.")
-    ] = None
-    kv_replay_port: Annotated[Port | None, Meta(description="Where they repeat events that were missed.")] = None
-    data_parallel_ranks: Annotated[int, Meta(ge=1, le=1024, description="As in `endpoints`.")] = 1
-    pod_labels: Annotated[PodLabels, Meta(description="Labels that are read.")] = field(
-        default_factory=PodLabels
-    )
-
-
-class LocalProcesses(_Section, frozen=True):
-    """Engines that run on this machine, each announced by a file while it does."""
-
-    directory: Annotated[
-        Text | None, Meta(description="Directory of the files; unset, `run/engines/POOL` in `stateDir`.")
-    ] = None
-    api_key_env: Annotated[EnvName | None, Meta(description="As in `endpoints`, for all of them.")] = None
-
-
-class Discovery(_Section, frozen=True):
-    """Engines that are found instead of listed: in one of these ways."""
-
-    kubernetes: Annotated[Kubernetes | None, Meta(description="Pods of a service, or of a selector.")] = None
-    local: Annotated[LocalProcesses | None, Meta(description="Processes of this machine; `{}` will do.")] = None
-
-
-class Pool(_Section, frozen=True):
-    """The engine replicas of one model."""
-
-    name: Annotated[Name, Meta(description="Name that models refer to.")]
-    endpoints: Annotated[
-        tuple[Endpoint, ...],
-        Meta(
-            description="Its engine servers. A pool has some, or `discovery`, or both.",
-            extra_json_schema={"minItems": 1},
-        ),
-    ] = ()
-    discovery: Annotated[
-        Discovery | None, Meta(description="Where further engine servers are found; see discovery.md.")
-    ] = None
-    drain_grace: Annotated[
-        Seconds,
-        Meta(
-            description="Seconds that answers may still take at an endpoint which drains; then they are continued "
-            "elsewhere, where that is possible. Less than what the engine is given to end."
-        ),
-    ] = 20.0
-
-
-class PriceVersion(_Section, frozen=True):
+class PriceVersion(Section, frozen=True):
     """Prices per million tokens, as decimal strings. Immutable once used; a new price is a new version."""
 
     version: Annotated[Name, Meta(description="Name of this version, unique in its model; usage records carry it.")]
@@ -391,7 +162,7 @@ class PriceVersion(_Section, frozen=True):
     ] = None
 
 
-class Model(_Section, frozen=True):
+class Model(Section, frozen=True):
     """A catalogue entry."""
 
     name: Annotated[Name, Meta(description="Public name, as tenants write it in `model`.")]
@@ -422,7 +193,7 @@ class Model(_Section, frozen=True):
     owned_by: Annotated[Text, Meta(description="`owned_by` in the list of models.")] = "forebay"
 
 
-class LocalEngines(_Section, frozen=True):
+class LocalEngines(Section, frozen=True):
     """What `forebay up` runs beside the platform when no pool is configured."""
 
     replicas: Annotated[int, Meta(ge=1, le=16, description="Engines to start.")] = 2
@@ -432,7 +203,7 @@ class LocalEngines(_Section, frozen=True):
     kv_cache_gib: Annotated[int, Meta(ge=1, le=64, description="GiB of memory for each engine's KV cache.")] = 1
 
 
-class Config(_Section, frozen=True):
+class Config(Section, frozen=True):
     """The configuration of a Forebay front door."""
 
     api_version: Annotated[Literal["forebay.dev/v1"], Meta(description="Version of this format.")] = "forebay.dev/v1"
@@ -442,6 +213,10 @@ class Config(_Section, frozen=True):
     timeouts: Annotated[Timeouts, Meta(description="Bounds on waiting for an engine.")] = field(
         default_factory=Timeouts
     )
+    tiers: Annotated[
+        tuple[Tier, ...],
+        Meta(description="Tiers of service; none: one, called `default`, which waits for `timeouts.queue`."),
+    ] = ()
     stores: Annotated[Stores, Meta(description="Postgres, Valkey and local state.")] = field(
         default_factory=Stores
     )

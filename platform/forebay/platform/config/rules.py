@@ -6,9 +6,9 @@ Every rule takes the decoded data, in which None is a value that is absent or wa
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forebay.platform.config import urls
+from forebay.platform.config import tier_rules, urls
+from forebay.platform.config.engines import default_name
 from forebay.platform.config.faults import Path, Report, show
-from forebay.platform.config.model import default_name
 from forebay.platform.config.nearest import meant
 
 Data = dict[str, Any]
@@ -19,6 +19,7 @@ def judge(data: Data, report: Report, environ: Mapping[str, str]) -> None:
     limits(data["server"], report)
     memory(data["router"], report)
     timeouts(data["timeouts"], report)
+    tiers(data, report)
     urls.stores(data["stores"], report, environ)
     pools(data, report, environ)
     catalogue(data, report)
@@ -59,6 +60,13 @@ def timeouts(given: Data | None, report: Report) -> None:
         path = report.given(("timeouts", "heartbeatAfter"), ("timeouts", "firstByte"))
         problem = f"no heartbeat is ever sent before firstByte ({given['firstByte']:g} s) ends the wait"
         report.fault(path, problem, "set heartbeatAfter below firstByte", warning=True)
+
+
+def tiers(data: Data, report: Report) -> None:
+    placed: list[tuple[Path, Data]] = [(("tiers", i), tier) for i, tier in items(data["tiers"])]
+    unique(report, (((*path, "name"), tier["name"]) for path, tier in placed), "tier")
+    unique(report, (((*path, "rank"), tier["rank"]) for path, tier in placed), "rank")
+    tier_rules.tiers(placed, data["timeouts"], report)
 
 
 def pools(data: Data, report: Report, environ: Mapping[str, str]) -> None:

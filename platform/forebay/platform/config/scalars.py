@@ -79,15 +79,16 @@ def _number(found: Any, raw: str, kind: inspect.IntType | inspect.FloatType, hin
     return int(found) if whole else float(found)
 
 
-def _price(found: Any, raw: str, kind: inspect.DecimalType, hint: Hint) -> Decimal:
+def _decimal(found: Any, raw: str, kind: inspect.DecimalType, hint: Hint) -> Decimal:
+    called = hint.get("called", "price")
     if isinstance(found, float):
         exact = raw.lstrip("+-") if re.fullmatch(hint["pattern"], raw.lstrip("+-")) else "0.15"
-        what = f"{raw} is a floating-point number to YAML, which cannot hold most decimal prices exactly"
+        what = f"{raw} is a floating-point number to YAML, which cannot hold most decimal {called}s exactly"
         raise WrongError(what, f'write it in quotes: "{exact}"')
     if raw.startswith("-"):
-        raise WrongError(f"{quoted(raw, hint)} is negative", "write a price of 0 or more")
+        raise WrongError(f"{quoted(raw, hint)} is negative", f"write a {called} of 0 or more")
     if isinstance(found, bool) or not re.fullmatch(hint["pattern"], str(found)):
-        raise WrongError(f"{quoted(raw, hint)} is not a price", f"write {expected(kind, hint)}")
+        raise WrongError(f"{quoted(raw, hint)} is not a {called}", f"write {expected(kind, hint)}")
     return Decimal(str(found))
 
 
@@ -110,7 +111,7 @@ SCALARS: dict[type[inspect.Type], Callable[..., Any]] = {
     inspect.BoolType: _boolean,
     inspect.IntType: _number,
     inspect.FloatType: _number,
-    inspect.DecimalType: _price,
+    inspect.DecimalType: _decimal,
     inspect.DateTimeType: _instant,
 }
 

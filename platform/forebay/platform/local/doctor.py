@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.platform.config.model import Config, Endpoint
+from forebay.platform.config.engines import Endpoint
+from forebay.platform.config.model import Config
 from forebay.platform.local import probe
 from forebay.platform.local.checkup import Finding, machine
 from forebay.platform.local.paths import Paths

@@ -16,7 +16,7 @@ import psutil
 from msgspec import Struct
 
 from forebay.platform.announced import holder, life
-from forebay.platform.config.model import Announced
+from forebay.platform.config.engines import Announced
 from forebay.platform.local.paths import write_private
 
 LOG_LIMIT = 16 << 20  # bytes; one older log of this size is kept

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from forebay.platform.config.model import (
-    Config,
-    Discovery,
-    Endpoint,
-    LocalProcesses,
-    Model,
-    Pool,
-    PriceVersion,
-)
+from forebay.platform.config.engines import Discovery, Endpoint, LocalProcesses, Pool
+from forebay.platform.config.model import Config, Model, PriceVersion
 from forebay.platform.config.show import as_yaml
 from forebay.platform.local.commands import LocalError
 from forebay.platform.local.paths import MODEL, Paths, write_private

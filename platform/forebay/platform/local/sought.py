@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from itertools import islice
 
 from forebay.platform.announced import Directory, directory_of
-from forebay.platform.config.model import Announced, Config, Kubernetes, LocalProcesses, Pool
+from forebay.platform.config.engines import Announced, Kubernetes, LocalProcesses, Pool
+from forebay.platform.config.model import Config
 from forebay.platform.finding import rules_of
 from forebay.platform.listed import announced_ranks
 from forebay.platform.local.checkup import Finding

@@ -11,6 +11,7 @@ from forebay.platform.api.session_identity import UNNAMED, Session
 from forebay.platform.relay.continuation import Resumption
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
+from forebay.platform.tiers import Terms
 from forebay.router import DEFAULT, Ask, Endpoint, Pool, Prompt, Rung, ServerFields
 
 _PATHS = {
@@ -21,7 +22,8 @@ _PATHS = {
 
 
 class Call(Struct, frozen=True):
-    """An admitted request. `model` is the catalogue's name, `asked` the name the tenant used (it may be an alias)."""
+    """An admitted request. `model` is the catalogue's name, `asked` the name the tenant used (it may be an alias).
+    `tier`: as asked for and allowed; what it is served in, each placement says."""
 
     request_id: str
     principal: Principal
@@ -32,7 +34,7 @@ class Call(Struct, frozen=True):
     price_version: str
     cache_salt: str
     prompt: Prompt
-    tier_used: str = DEFAULT
+    tier: str = DEFAULT
     session: Session = UNNAMED
 
     def ask(self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0) -> Ask:
@@ -50,13 +52,15 @@ class Call(Struct, frozen=True):
             session=self.session.key,
             patience_s=patience_s,
             waited_s=waited_s,
+            tier=self.tier,
+            tenant=self.principal.tenant_id,
         )
 
-    def to_engine(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
+    def to_engine(self, endpoint: Endpoint, rank: int) -> tuple[bytes, bytes]:
         """Head and body of the engine's request. The body is the server's own members and what may pass of the
-        tenant's, as it came."""
+        tenant's, as it came. `rank`: of the tier that it is served in."""
         spec, adapter, stream = endpoint.spec, endpoint.adapter, self.inference.stream
-        server = ServerFields(self.request_id, self.cache_salt, data_parallel_rank=spec.rank)
+        server = ServerFields(self.request_id, self.cache_salt, rank, data_parallel_rank=spec.rank)
         members: dict[str, Any] = {"model": spec.served_model}
         if stream:
             members["stream"] = True
@@ -75,20 +79,20 @@ class Call(Struct, frozen=True):
         prompt = structs.replace(self.prompt, tokens=self.prompt.tokens + resumption.cut.known)
         return structs.replace(self, inference=resumption.inference, prompt=prompt)
 
-    def view(self, endpoint: Endpoint) -> View:
+    def view(self, endpoint: Endpoint, tier: str) -> View:
         inference = self.inference
         return View(
             model=self.asked,
             served_model=endpoint.spec.served_model,
             include_usage=inference.include_usage,
             continuous_usage=inference.continuous_usage,
-            tier=self.tier_used if inference.tier else None,
+            tier=tier if inference.tier else None,
             n=inference.n,
             prompts=inference.prompts,
         )
 
-    def attempt(self, number: int, endpoint: Endpoint, now: float) -> Attempt:
-        """The open record of an attempt that begins at `now` (Unix seconds)."""
+    def attempt(self, number: int, endpoint: Endpoint, terms: Terms, now: float) -> Attempt:
+        """The open record of an attempt that begins at `now` (Unix seconds), served on these terms."""
         inference, principal = self.inference, self.principal
         return Attempt(
             request_id=self.request_id,
@@ -103,7 +107,8 @@ class Call(Struct, frozen=True):
             engine=endpoint.spec.engine,
             stream=inference.stream,
             tier_requested=inference.tier or "auto",
-            tier_used=self.tier_used,
+            tier_used=terms.name,
             price_version=self.price_version,
             started_at=now,
+            price_multiplier=terms.multiplier,
         )

@@ -81,6 +81,11 @@ class Client:
             more = message.get("more_body", False)
         return parts
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request came."""
+        return time.perf_counter() - self._started_at
+
     def watch(self) -> None:
         """Notice from now on when the tenant leaves."""
         self._watch = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
@@ -169,10 +174,9 @@ class Client:
         return self.stalled
 
     def _headers(self) -> Headers:
-        elapsed_ms = (time.perf_counter() - self._started_at) * 1000
         return [
             (b"x-request-id", self.request_id.encode()),
-            (b"openai-processing-ms", str(round(elapsed_ms)).encode()),
+            (b"openai-processing-ms", str(round(self.age_s * 1000)).encode()),
             *self.debug_headers,
         ]
 

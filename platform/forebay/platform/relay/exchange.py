@@ -5,9 +5,8 @@ import logging
 import time
 
 from forebay.metering import Spool, Status, TerminatedBy
-from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
-from forebay.platform.relay import answer, upstream_errors
+from forebay.platform.relay import answer, objectives, upstream_errors
 from forebay.platform.relay.accounting import Account
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
@@ -20,6 +19,7 @@ from forebay.platform.relay.patience import Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
 from forebay.platform.relay.told import Told, outcome
+from forebay.platform.tiers import Terms
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Exchange:
         quiet_since: float,
         router: Router,
         spool: Spool,
-        timeouts: Timeouts,
+        terms: Terms,
         checkpoint_every: float,
     ) -> None:
         self.call = call
@@ -57,16 +57,17 @@ class Exchange:
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
         self._patience = Patience(
-            timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
+            terms.timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
-        self._view = call.view(endpoint)
+        self._terms = terms
+        self._view = call.view(endpoint, terms.name)
         self.chain = chain
         self._continues = chain.carried is not None
         seam, carried = chain.seam, chain.carried
         self._stream = StreamTransform(self._view, seam)
         if seam is not None and carried is not None:
             self._stream = ResumedTransform(self._view, seam, carried)
-        self._account = Account(spool, call.attempt(number, endpoint, time.time()))
+        self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()))
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
@@ -122,7 +123,7 @@ class Exchange:
 
     async def _dispatch(self) -> None:
         """Send the request and wait for an answer's head, once more on a fresh connection after a keep-alive race."""
-        head, body = self.call.to_engine(self.endpoint)
+        head, body = self.call.to_engine(self.endpoint, self._terms.rank)
         raced = False
         while True:
             connection = self._connection = await self.endpoint.client.acquire(fresh=raced)
@@ -246,20 +247,22 @@ class Exchange:
         first_byte(self.call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
+            if not self._continues:
+                objectives.first_token(self._terms, self._client.age_s)
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        now = self._loop.time()
-        self._told.ended(
-            outcome(
-                self.call.inference,
-                usage,
-                finish_reason,
-                first_token_s=self._first_byte_at - self._patience.sent_at,
-                decode_s=now - self._first_byte_at,
-            )
+        told = outcome(
+            self.call.inference,
+            usage,
+            finish_reason,
+            first_token_s=self._first_byte_at - self._patience.sent_at,
+            decode_s=self._loop.time() - self._first_byte_at,
         )
+        self._told.ended(told)
+        if not self._continues:
+            objectives.decoded(self._terms, told.decode_s, told.output)
         await self._account.close(
             Status.COMPLETED,
             TerminatedBy.ENGINE,

@@ -87,8 +87,8 @@ class StreamTransform:
         self._pending = b""
         same = view.model == view.served_model
         self._rename = None if same else (_member("model", view.served_model), _member("model", view.model))
-        tier = b"" if view.tier is None else b"," + _member("service_tier", view.tier)
-        self._tail = tier + (b',"usage":null' if view.include_usage and not view.continuous_usage else b"")
+        self._tier = b"" if view.tier is None else b"," + _member("service_tier", view.tier)
+        self._tail = self._tier + (b',"usage":null' if view.include_usage and not view.continuous_usage else b"")
         self._last_usage: bytes | None = None
         self._choice_usage: dict[int, bytes] = {}
         self._final_usage = False
@@ -186,17 +186,18 @@ class StreamTransform:
             frame = frame.replace(*self._rename, 1)
         at = frame.find(_USAGE + usage)
         plain = usage[:1] == b"{" or (usage == b"null" and choices)
-        if not plain or at < 0 or frame.count(_USAGE[1:]) != 1:
+        twice = self._tier and b'"service_tier":' in frame  # the engine names one of its own
+        if not plain or twice or at < 0 or frame.count(_USAGE[1:]) != 1:
             return self._slow_frame(frame, choices)
         if usage != b"null":
             self._last_usage = usage
             if not choices:
                 self._final_usage = True
-                return frame + b"\n\n" if self._view.include_usage else b""
+                return frame[:at] + self._tier + frame[at:] + b"\n\n" if self._view.include_usage else b""
             if self._multiple:
                 self._choice_usage[choices[0].index] = usage
         if self._view.continuous_usage:
-            return frame + b"\n\n"
+            return frame[:at] + self._tier + frame[at:] + b"\n\n"
         return frame[:at] + self._tail + frame[at + len(_USAGE) + len(usage) :] + b"\n\n"
 
     def _see(self, choices: list[_Choice]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from forebay.metering import Spool, TerminatedBy
-from forebay.platform.config.model import Timeouts
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import upstream_errors
 from forebay.platform.relay.budget import Budget
@@ -23,6 +22,7 @@ from forebay.platform.relay.seam import Seam
 from forebay.platform.relay.suspects import Suspects
 from forebay.platform.relay.wait import Wait
 from forebay.platform.tenancy.principal import Scope
+from forebay.platform.tiers import TierTable
 from forebay.router import Endpoint, Outcome, Placed, Result, Router, RouterUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Means(Struct):
 
     router: Router
     spool: Spool
-    timeouts: Timeouts
+    tiers: TierTable
     checkpoint_every: float
     suspects: Suspects
     budget: Budget
@@ -53,7 +53,7 @@ class Journey:
         self._client = client
         self._means = means
         self._chain = Chain(Seam(call.inference.held) if _streams_one(call) else None)
-        self._wait = Wait(call, client, means.router, means.timeouts)
+        self._wait = Wait(call, client, means.router, means.tiers[call.tier].timeouts)
         self._tried: tuple[str, ...] = ()
         self._attempts = 0
         self._moves = 0
@@ -117,9 +117,9 @@ class Journey:
             if isinstance(placed, Placed):
                 return placed
             if placed is not None:
-                self._failure = upstream_errors.overloaded(placed)
+                self._failure = upstream_errors.refused(placed)
             elif self._failure is None:
-                self._failure = upstream_errors.no_endpoint(self._call.asked)
+                self._failure = upstream_errors.no_endpoint(self._call)
         if self._chain.cut_short:
             self._failure = self._lost("no_endpoint" if placed is None else "no_room")
         return None
@@ -198,12 +198,14 @@ class Journey:
     async def _attempt(self, endpoint: Endpoint, placed: Placed) -> None:
         """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
         means, client = self._means, self._client
+        terms = means.tiers[placed.tier]
         self._attempts += 1
         try:
             if Scope.DEBUG in self._call.principal.scopes:
                 client.debug_headers = [
                     (b"x-forebay-endpoint", placed.endpoint.encode()),
                     (b"x-forebay-cached-tokens", b"%d" % placed.cached),
+                    (b"x-forebay-tier", terms.name.encode()),
                 ]
             exchange = Exchange(
                 self._wait.call,
@@ -215,7 +217,7 @@ class Journey:
                 quiet_since=self._wait.quiet_since,
                 router=means.router,
                 spool=means.spool,
-                timeouts=means.timeouts,
+                terms=terms,
                 checkpoint_every=means.checkpoint_every,
             )
         except BaseException:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from forebay.metering import Spool
-from forebay.platform.config.model import Timeouts
 from forebay.platform.relay import upstream_errors
 from forebay.platform.relay.budget import Budget
 from forebay.platform.relay.call import Call
@@ -13,6 +12,7 @@ from forebay.platform.relay.exchange import Exchange
 from forebay.platform.relay.journey import Journey, Means
 from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.suspects import Suspects
+from forebay.platform.tiers import TierTable
 from forebay.router import EndpointSpec, Prompter, Router
 
 AGAIN_S = 5.0  # seconds until it is looked at again what an endpoint that drains still does
@@ -25,7 +25,7 @@ class Relay:
         self,
         router: Router,
         spool: Spool,
-        timeouts: Timeouts,
+        tiers: TierTable,
         *,
         checkpoint_every: float,
         prompters: Mapping[str, Prompter] | None = None,
@@ -35,7 +35,7 @@ class Relay:
         self._means = Means(
             router=router,
             spool=spool,
-            timeouts=timeouts,
+            tiers=tiers,
             checkpoint_every=checkpoint_every,
             suspects=Suspects(),
             budget=Budget(),

@@ -9,14 +9,22 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from forebay.platform.errors import ApiError, invalid, unavailable
+from forebay.platform.errors import ApiError, invalid, retry_headers, unavailable
 from forebay.platform.relay.call import Call
 from forebay.router import Refused, UpstreamError, Why
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
-MOST_RETRY_AFTER_S = 60.0  # beyond it clients give up
+MOST_RETRY_AFTER_S = 60.0  # of the headers: beyond it clients give up
+MOST_TOLD_S = 3600.0
 TIMEOUT = "engine_timeout"
+NO_ENDPOINT_S = 2.0
+_REASONS = {
+    Why.FULL: "Too many requests wait for an engine",
+    Why.LATE: "No engine became free in time",
+    Why.DEADLINE: "No engine will become free in time",
+    Why.CAPACITY: "The engines are busy with more urgent requests",
+}
 _PROMPT = {"chat.completions": "messages", "completions": "prompt", "embeddings": "input"}
 _CONTEXT = re.compile(
     r"context length|maximum model length|max_model_len|longer than the model|input is too long", re.I
@@ -88,15 +96,25 @@ def drained(reason: str = "") -> ApiError:
     return lost(reason or "drained")
 
 
-def no_endpoint(model: str) -> ApiError:
-    return unavailable("no_endpoint", f"No engine that serves '{model}' is available at the moment.", retry_after=2.0)
+def no_endpoint(call: Call) -> ApiError:
+    return unavailable(
+        "no_endpoint",
+        f"No engine that serves '{call.asked}' is available at the moment.",
+        retry_after=NO_ENDPOINT_S,
+        metadata={"reason": "no_endpoint", "tier": call.tier, "retry_after_s": NO_ENDPOINT_S},
+    )
 
 
-def overloaded(refused: Refused) -> ApiError:
-    """Too many requests wait for an engine, or this one has waited as long as it may."""
-    retry_after = min(MOST_RETRY_AFTER_S, max(RETRY_AFTER_S, refused.retry_s))
-    what = "Too many requests wait for an engine" if refused.why is Why.FULL else "No engine became free in time"
-    return unavailable("overloaded", f"{what}. Please try again later.", retry_after=retry_after)
+def refused(refused: Refused) -> ApiError:
+    """The engines are there, and have no time for this request. Nothing was used."""
+    told = min(MOST_TOLD_S, max(RETRY_AFTER_S, refused.retry_s))
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        f"{_REASONS[refused.why]} (tier '{refused.tier}'). Please try again later.",
+        headers=retry_headers(min(MOST_RETRY_AFTER_S, told)),
+        metadata={"reason": refused.why, "tier": refused.tier, "retry_after_s": round(told, 3)},
+    )
 
 
 def no_router() -> ApiError:

@@ -9,6 +9,7 @@ from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.service import Tenancy
+from forebay.platform.tiers import table_of
 
 
 @asynccontextmanager
@@ -17,6 +18,6 @@ async def opened(config: Config, postgres_url: str) -> AsyncIterator[Tenancy]:
     engine = create_engine(postgres_url)
     try:
         await migrate(engine)
-        yield Tenancy(engine, Hasher(secrets_of(config, "key-hash")))
+        yield Tenancy(engine, Hasher(secrets_of(config, "key-hash")), table_of(config).names)
     finally:
         await engine.dispose()

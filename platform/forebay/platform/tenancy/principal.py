@@ -13,8 +13,8 @@ class Scope(StrEnum):
 
 
 class Principal(Struct, frozen=True):
-    """A key that authenticated. `tenant_id` and `project_id` are empty for admin keys. `models` None means all;
-    `expires_at` is Unix seconds."""
+    """A key that authenticated. `tenant_id` and `project_id` are empty for admin keys. `models` None means all,
+    `tiers` None those that are open; `expires_at` is Unix seconds."""
 
     key_id: str
     tenant_id: str
@@ -22,3 +22,4 @@ class Principal(Struct, frozen=True):
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
     expires_at: float | None = None
+    tiers: frozenset[str] | None = None

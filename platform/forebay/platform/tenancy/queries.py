@@ -46,7 +46,8 @@ def tenant(row: Row[Any]) -> Tenant:
 
 def project(row: Row[Any]) -> Project:
     models = None if row.models is None else list(row.models)
-    return Project(row.id, row.tenant_id, row.name, models, row.created_at.timestamp())
+    tiers = None if row.tiers is None else list(row.tiers)
+    return Project(row.id, row.tenant_id, row.name, models, row.created_at.timestamp(), tiers)
 
 
 def key(row: Row[Any]) -> Key:

@@ -18,13 +18,14 @@ class Tenant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """`models` null allows the whole catalogue, an empty list nothing."""
+    """`models` null allows the whole catalogue, an empty list nothing. `tiers` null allows those that are open."""
 
     id: str
     tenant_id: str
     name: str | None
     models: list[str] | None
     created_at: float
+    tiers: list[str] | None = None
 
 
 class Key(Struct, frozen=True):

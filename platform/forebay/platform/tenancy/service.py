@@ -4,7 +4,7 @@ Every change takes one advisory lock first, the one that the change feed's trigg
 way they cannot deadlock. Refusals are ApiErrors, and so is a database that is away (503).
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,15 +21,18 @@ from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
+from forebay.router import DEFAULT
 
 _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
 class Tenancy:
-    def __init__(self, engine: AsyncEngine, hasher: Hasher) -> None:
+    def __init__(self, engine: AsyncEngine, hasher: Hasher, tiers: Sequence[str] = (DEFAULT,)) -> None:
+        """`tiers`: the names of those that are declared."""
         self._engine = engine
         self._hasher = hasher
+        self._tiers = tiers
         self._ledger = Ledger(engine)
 
     # Tenants
@@ -114,12 +117,15 @@ class Tenancy:
 
     # Projects
 
-    async def create_project(self, tenant_id: str, name: str, models: Iterable[str] | None = None) -> Project:
+    async def create_project(
+        self, tenant_id: str, name: str, models: Iterable[str] | None = None, tiers: Iterable[str] | None = None
+    ) -> Project:
         values = {
             "id": queries.new_id("proj_"),
             "tenant_id": tenant_id,
             "name": validate.name(name, "project"),
             "models": validate.models(models),
+            "tiers": validate.tiers(tiers, self._tiers),
         }
         async with self._change("project") as (db, _):
             await _tenant(db, tenant_id, usable=True)
@@ -157,11 +163,27 @@ class Tenancy:
         self, project_id: str, models: Iterable[str] | None, tenant_id: str | None = None
     ) -> Project:
         """The models that the project may use; None allows all."""
-        wanted = validate.models(models)
+        return await self.change_project(project_id, {"models": models}, tenant_id)
+
+    async def set_tiers(self, project_id: str, tiers: Iterable[str] | None, tenant_id: str | None = None) -> Project:
+        """The tiers that the project may use; None allows those that are open. In force everywhere within a second."""
+        return await self.change_project(project_id, {"tiers": tiers}, tenant_id)
+
+    async def change_project(
+        self, project_id: str, changes: Mapping[str, Iterable[str] | None], tenant_id: str | None = None
+    ) -> Project:
+        """`changes`: of `models` and `tiers`, those that change, all at once."""
+        wanted: dict[str, list[str] | None] = {}
+        if "models" in changes:
+            wanted["models"] = validate.models(changes["models"])
+        if "tiers" in changes:
+            wanted["tiers"] = validate.tiers(changes["tiers"], self._tiers)
         async with self._change("project") as (db, _):
-            await _project(db, project_id, tenant_id, usable=True)
-            statement = update(projects).where(projects.c.id == project_id).values(models=wanted)
-            return queries.project((await db.execute(statement.returning(projects))).one())
+            row = await _project(db, project_id, tenant_id, usable=True)
+            if wanted:
+                statement = update(projects).where(projects.c.id == project_id).values(wanted)
+                row = (await db.execute(statement.returning(projects))).one()
+            return queries.project(row)
 
     # Keys
 

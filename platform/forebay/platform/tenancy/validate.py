@@ -1,8 +1,9 @@
 """What may be stored about tenants, projects and keys. Pure; every refusal is an ApiError that names the field."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from forebay.platform.config.nearest import nearest
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.tenancy.keys import LOOKS_LIKE_A_KEY, Kind
 from forebay.platform.tenancy.principal import Scope
@@ -73,6 +74,19 @@ def models(names: Iterable[str] | None) -> list[str] | None:
     if len(wanted) > MAX_MODELS or any(not 1 <= len(model) <= 128 or not model.isprintable() for model in wanted):
         raise invalid(f"models: up to {MAX_MODELS} names of 1 to 128 printable characters", param="models")
     return wanted
+
+
+def tiers(names: Iterable[str] | None, declared: Sequence[str]) -> list[str] | None:
+    """Names of tiers, unique and in the order of `declared`, which has them all: a name that is misspelt would take a
+    tier away in silence."""
+    if names is None:
+        return None
+    wanted = set(names)
+    for name in sorted(wanted.difference(declared)):
+        found = nearest(name, declared)
+        hint = f"did you mean {found}?" if found else f"the tiers are {', '.join(declared)}"
+        raise invalid(f"there is no tier {name[:40]!r}; {hint}", param="tiers", code="invalid_tier")
+    return [name for name in declared if name in wanted]
 
 
 def limit(number: int) -> int:
