@@ -15,6 +15,9 @@ from msgspec import Raw, Struct
 
 from forebay.router import decode_usage
 
+# Characters of the answer before it, the engine's usage by then, and the tokens that earlier attempts had given.
+_Point = tuple[int, bytes, int]
+_SOME = 16  # events that are gathered
 _MANY = 256  # pieces, from which on they are put together: a piece is a few characters
 _NOTHING = (b"", b"null", b"[]", b'""')
 
@@ -42,18 +45,9 @@ class Cut(Struct, frozen=True):
         return self.tokens or 0
 
 
-class _Point(Struct, frozen=True):
-    """Between two tokens: characters of the answer before it, the engine's usage by then, and the tokens that earlier
-    attempts had given."""
-
-    at: int
-    usage: bytes
-    before: int
-
-
 class Seam:
     """What the client has seen of an answer of one choice, over all its attempts. `held`: characters that an engine
-    keeps back. `blocked`: what was said that cannot be continued, empty where nothing was."""
+    keeps back. Events are gathered, and gone through some at a time: it is done for every token."""
 
     def __init__(self, held: int) -> None:
         self._held = held
@@ -62,11 +56,18 @@ class Seam:
         self._length = 0
         self._points: deque[_Point] = deque()
         self._fresh: list[tuple[Delta | None, Any, bytes]] = []
+        self._shown = 0  # of those
         self._before = 0
-        self.blocked = ""
+        self._blocked = ""
 
     def __repr__(self) -> str:
         return f"<Seam {self._length} characters, {len(self._points)} points>"
+
+    @property
+    def blocked(self) -> str:
+        """What was said that cannot be continued; empty where nothing was."""
+        self._take()
+        return self._blocked
 
     def see(self, delta: Delta | None, text: Any, usage: bytes) -> None:
         """One event that may be shown to the client; `usage` is the engine's object as it stands there."""
@@ -74,58 +75,69 @@ class Seam:
 
     def shown(self) -> None:
         """The client gets all that was seen."""
-        for delta, text, usage in self._fresh:
-            self._add(delta, text, usage)
-        self._fresh.clear()
+        self._shown = len(self._fresh)
+        if self._shown >= _SOME:
+            self._take()
 
     def forget(self) -> None:
         """The client does not get what was not shown yet."""
-        self._fresh.clear()
+        del self._fresh[self._shown :]
 
     def resumed(self, tokens: int) -> None:
         """Another engine goes on, behind so many tokens: what this one had kept back was never said."""
+        self._take()
         self._before = tokens
-        while self._points and self._points[-1].at > self._length:
+        while self._points and self._points[-1][0] > self._length:
             self._points.pop()
 
-    def _add(self, delta: Delta | None, text: Any, usage: bytes) -> None:
-        if delta is not None:
-            text = delta.content
-            if _said(delta.tool_calls) or _said(delta.function_call):
-                self.blocked = "tool_call"
-            elif _said(delta.reasoning) or _said(delta.reasoning_content):
-                self.blocked = "reasoning"
-        if not text:  # what the engine made of a token may be no text yet
-            return
-        if not isinstance(text, str):
-            self.blocked = "content_parts"
-            return
-        self._pieces.append(text)
+    def _take(self) -> None:
+        held, points, length = self._held, self._points, self._length
+        for delta, text, usage in self._fresh[: self._shown]:
+            said = text if delta is None else self._heard(delta)
+            if said:  # what the engine made of a token may be no text yet
+                self._pieces.append(said)
+                length += len(said)
+                points.append((length + held, usage, self._before))
+        while len(points) > 1 and points[1][0] <= length:
+            points.popleft()
+        self._length = length
+        del self._fresh[: self._shown]
+        self._shown = 0
         if len(self._pieces) > _MANY:
             self._chunks.append("".join(self._pieces))
             self._pieces.clear()
-        self._length += len(text)
-        points = self._points
-        points.append(_Point(self._length + self._held, usage, self._before))
-        while len(points) > 1 and points[1].at <= self._length:
-            points.popleft()
+
+    def _heard(self, delta: Delta) -> str:
+        if delta.tool_calls or delta.function_call or delta.reasoning or delta.reasoning_content:
+            if _said(delta.tool_calls) or _said(delta.function_call):
+                self._blocked = "tool_call"
+            elif _said(delta.reasoning) or _said(delta.reasoning_content):
+                self._blocked = "reasoning"
+        if isinstance(delta.content, str):
+            return delta.content
+        if delta.content is not None:
+            self._blocked = "content_parts"
+        return ""
 
     def cut(self, *, greedy: bool) -> Cut:
         """Where the answer is to be continued. What another engine would say differently each time is continued from
         the very end: it is no use to hear it again, and a word that was cut within a token is still completed."""
+        self._take()
         whole = "".join((*self._chunks, *self._pieces))
-        last = self._points[0] if self._points and self._points[0].at <= self._length else _Point(0, b"", 0)
-        at = last.at if greedy else self._length
-        return Cut(whole[:at], whole[at:], _tokens(last) if last.at else 0)
+        if not self._points or self._points[0][0] > self._length:
+            return Cut("", whole, 0) if greedy else Cut(whole, "", 0)
+        at, usage, before = self._points[0]
+        tokens = _tokens(usage, before)
+        return Cut(whole[:at], whole[at:], tokens) if greedy else Cut(whole, "", tokens)
 
 
 def _said(member: Raw) -> bool:
     return bytes(member) not in _NOTHING
 
 
-def _tokens(point: _Point) -> int | None:
+def _tokens(usage: bytes, before: int) -> int | None:
     try:
-        given = decode_usage(point.usage).completion_tokens
+        given = decode_usage(usage).completion_tokens
     except msgspec.DecodeError:
         return None
-    return None if given is None or given < 0 else point.before + given
+    return None if given is None or given < 0 else before + given
