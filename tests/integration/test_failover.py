@@ -342,3 +342,60 @@ async def test_an_engine_that_is_told_to_stop_has_new_requests_sent_elsewhere(op
         stopping.draining = True
         answers = [await door.http.post(CHAT, json=body(f"{n}", max_tokens=2)) for n in range(8)]
         assert not any("error" in event for answer in answers for event in events(answer.text))
+
+
+async def evicted(door: Door) -> None:
+    """Every running request is stopped, as for one of a higher tier."""
+    relay = door.service.inferences._relay
+    await eventually(lambda: relay._means.live)
+    for booking in list(relay._means.live):
+        relay.evict(booking)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_is_stopped_before_its_first_byte_is_answered_all_the_same(
+    open_door: OpenDoor, stream: bool
+) -> None:
+    """Nor does it count as a failure: with one engine it goes back there."""
+    slow = msgspec.structs.replace(PACE, prefill_rate=100.0)
+    async with EngineDouble(slow) as engine, open_door(engine) as door:
+        request = body("word " * 60, stream=stream)
+        if not stream:
+            del request["stream_options"]
+        running = asyncio.create_task(door.http.post(CHAT, json=request))
+        await eventually(lambda: engine.scheduler.in_flight)
+        await evicted(door)
+        response = await running
+        assert response.status_code == 200
+        assert '"error"' not in response.text
+        records = await chain(door, response)
+        assert [r["status"] for r in records] == ["failed", "completed"]
+        assert [r["error"] for r in records] == ["preempted", None]
+        assert billed(records)["output"] == 40
+        assert sum(billed(records[:1]).values()) == 0
+
+
+async def test_an_answer_that_is_stopped_and_cannot_go_on_says_so(open_door: OpenDoor) -> None:
+    async with EngineDouble(PACE) as engine, open_door(engine) as door:
+        running = asyncio.create_task(door.http.post(CHAT, json=body(n=2, temperature=1, max_tokens=200)))
+        await eventually(lambda: engine.metrics.generation_tokens > 10)
+        await evicted(door)
+        response = await running
+        error = events(response.text)[-1]["error"]
+        assert (error["code"], error["metadata"]) == ("preempted", {"reason": "choices"})
+        (record,) = await chain(door, response)
+        assert (record["status"], record["billable_output"]) == ("failed", 0)
+        assert ledger([record])[2] == counters(engine)[2]
+
+
+async def test_an_engine_that_falls_silent_in_the_middle_is_left(open_door: OpenDoor, model: dict[str, str]) -> None:
+    """The client gets heartbeats meanwhile, and the rest from the other one."""
+    hangs = Fault(kind="hang", after=9, path="/v1/chat")
+    timeouts = {"idle": 1.0, "heartbeatAfter": 0.3}
+    async with pair(open_door, hangs, model=model, timeouts=timeouts) as (dying, well, door):
+        response = await until_asked(door, dying, CHAT, body())
+        assert response.text.count(": heartbeat") >= 2
+        assert said(events(response.text)) == said(await plain(well, CHAT, body()))
+        first, second = await chain(door, response)
+        assert (first["status"], first["terminated_by"], second["status"]) == ("continued", "deadline", "completed")
+        assert first["billable_output"] + second["billable_output"] == 40

@@ -22,6 +22,7 @@ from forebay.router import Usage
 class _Held(Struct):
     account: Account
     counted: Counted
+    by: TerminatedBy
     error: str
     at: float
     delivered: int = 0  # tokens of the answer that are this attempt's
@@ -44,12 +45,19 @@ class Chain:
         return bool(self._held)
 
     def hold(
-        self, account: Account, counted: Counted, usage: Usage | None, identity: dict[str, Any], error: str
+        self,
+        account: Account,
+        counted: Counted,
+        usage: Usage | None,
+        identity: dict[str, Any],
+        *,
+        by: TerminatedBy,
+        error: str,
     ) -> None:
-        """An attempt was cut after the client had seen something of it."""
+        """An attempt was cut, by whom, after the client had seen something of it."""
         account.closed = True
         account.checkpoint(counted)
-        self._held.append(_Held(account, counted, error, time.time()))
+        self._held.append(_Held(account, counted, by, error, time.time()))
         if self.carried is None:
             self._identity, self._prompt = identity, usage
 
@@ -69,7 +77,7 @@ class Chain:
     async def settle(self, usage: Usage | None) -> None:
         """The answer is whole, or the client has left it: bill what it has of the attempts that were cut. `usage`: of
         the attempt that ends it."""
-        await self._close(Status.CONTINUED, TerminatedBy.ENGINE, self._input(usage))
+        await self._close(Status.CONTINUED, self._input(usage))
 
     async def leave(self) -> None:
         """The client left while nothing was generated for it."""
@@ -77,10 +85,11 @@ class Chain:
             cut = self.seam.cut(greedy=True)
             if cut.tokens is not None:
                 self._deliver(cut.tokens)
-        await self._close(Status.CANCELLED, TerminatedBy.CLIENT, self._input(None))
+        await self._close(Status.CANCELLED, self._input(None), TerminatedBy.CLIENT)
 
-    async def fail(self, by: TerminatedBy) -> None:
-        await self._close(Status.FAILED, by, Quantities())
+    async def fail(self) -> None:
+        """The answer is never to be whole."""
+        await self._close(Status.FAILED, Quantities())
 
     def _deliver(self, tokens: int) -> None:
         """Of the answer's tokens, those of the latest attempt. An engine may count less than it did."""
@@ -94,12 +103,12 @@ class Chain:
         told = carried.merged(usage or Usage())
         return quantities(told.prompt_tokens, told.cached, told.cache_write)
 
-    async def _close(self, status: Status, by: TerminatedBy, prompt: Quantities) -> None:
+    async def _close(self, status: Status, prompt: Quantities, by: TerminatedBy | None = None) -> None:
         held, self._held = self._held, []
         waits = []
         for number, one in enumerate(held):
             billed = structs.replace(prompt if number == 0 else Quantities(), output=one.delivered)
             waits.append(
-                one.account.close(status, by, one.counted, error=one.error, at=one.at, reported=billed)
+                one.account.close(status, by or one.by, one.counted, error=one.error, at=one.at, reported=billed)
             )
         await asyncio.gather(*waits)

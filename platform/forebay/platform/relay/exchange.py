@@ -295,22 +295,21 @@ class Exchange:
             return
         if error.status >= 500:  # else the request is at fault
             ATTEMPTS_FAILED.labels(endpoint=self.endpoint.name, code=error.code).inc()
-        if not (retry and self._hold(error)):
+        if not (retry and self._hold(error, by)):
             await self._account.close(Status.FAILED, by, self._tally.counted(), error=error.code)
             self._forget()
         if retry:
             raise CutOff(error, suspicion) if self._patience.begun else TryElsewhere(error, suspicion)
         raise error
 
-    def _hold(self, error: ApiError) -> bool:
+    def _hold(self, error: ApiError, by: TerminatedBy) -> bool:
         """Whether this is an answer of which the tenant has seen a part, and that may go on elsewhere."""
         seam = self.chain.seam
         if seam is None or not self._patience.begun:
             return False
         seam.forget()
-        self.chain.hold(
-            self._account, self._tally.counted(), self._stream.usage(), self._stream.identity(), error.code
-        )
+        counted, stream = self._tally.counted(), self._stream
+        self.chain.hold(self._account, counted, stream.usage(), stream.identity(), by=by, error=error.code)
         return True
 
     def _forget(self) -> None:
@@ -337,7 +336,7 @@ class Exchange:
             self._interrupt()
 
     async def _move(self, error: ApiError) -> None:
-        if not self._hold(error):
+        if not self._hold(error, TerminatedBy.FRONT_DOOR):
             await self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._tally.counted(), error=error.code)
             self._forget()
         raise CutOff(error, moved=True) if self._patience.begun else TryElsewhere(error, moved=True)

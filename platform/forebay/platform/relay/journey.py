@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from forebay.metering import Spool, TerminatedBy
+from forebay.metering import Spool
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import upstream_errors
 from forebay.platform.relay.budget import Budget
@@ -79,7 +79,7 @@ class Journey:
             if chain.cut_short:
                 if chain.carried is not None:
                     CONTINUATIONS.labels(why="failed", outcome="failed").inc()
-                await asyncio.shield(chain.fail(TerminatedBy.ENGINE))
+                await asyncio.shield(chain.fail())
 
     async def _go(self) -> None:
         """Sets `_failure` where no engine answers. Raises `ApiError` for an answer that is final."""
@@ -126,10 +126,10 @@ class Journey:
 
     async def _again(self, retry: TryElsewhere) -> bool:
         """Whether another engine may be asked; with what, where it is to continue."""
+        self._lost = upstream_errors.CUT.get(retry.error.code, upstream_errors.lost)
         if retry.moved:
             self._moves += 1
             self._tried = self._tried[:-1]
-            self._lost = upstream_errors.preempted if retry.error.code == "preempted" else upstream_errors.drained
         if self._moves > MAX_MOVES:
             return self._stays("moves", retry)
         found = await self._means.resumer.resume(self._call, self._chain) if isinstance(retry, CutOff) else None
@@ -156,7 +156,8 @@ class Journey:
         if retry.suspicion and self._call.pool.has(endpoint):
             if not isinstance(retry, CutOff):  # that one was blamed at once
                 self._suspected.append((endpoint, retry.suspicion))
-            self._means.suspects.add(self._call.pool.name, endpoint.name, _now())
+            silent = retry.error.code == upstream_errors.TIMEOUT
+            self._means.suspects.add(self._call.pool.name, endpoint.name, _now(), silent=silent)
 
     def _answered(self, endpoint: Endpoint) -> None:
         if self._client.left:

@@ -4,6 +4,7 @@ Sources: vLLM 0.32's error objects (`{"error": {…, "code": 400}}`), SGLang's f
 """
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
 def for_exception(error: UpstreamError) -> ApiError:
     """The exchange itself failed."""
     if error.kind == "timeout":
-        return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error")
+        return silent()
     return broken()
 
 
@@ -91,9 +92,18 @@ def preempted(reason: str = "") -> ApiError:
     )
 
 
-def drained(reason: str = "") -> ApiError:
+def drained() -> ApiError:
     """Its engine is about to end."""
-    return lost(reason or "drained")
+    return lost("drained")
+
+
+def silent(reason: str = "") -> ApiError:
+    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere."""
+    metadata = {"reason": reason} if reason else None
+    return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error", metadata=metadata)
+
+
+CUT: Mapping[str, Callable[[str], ApiError]] = {TIMEOUT: silent, "preempted": preempted}  # else it was `lost`
 
 
 def no_endpoint(call: Call) -> ApiError:
