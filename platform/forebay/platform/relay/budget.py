@@ -3,7 +3,7 @@
 from collections import deque
 
 SHARE = 0.2
-SOME = 32  # failovers that there may always be, within a window: as one engine's streams, when it dies
+SOME = 64  # failovers that there may always be, within a window: about the streams of one engine, when it dies
 WINDOW_S = 60.0
 _SLOT_S = 1.0
 
