@@ -147,7 +147,7 @@ async def test_an_answer_of_which_one_choice_is_missing_is_not_whole(open_door: 
     answer = streamed(event("a", 1, "stop"), event("b", 1, index=1))
     async with ScriptedEngine(answer, model=MODEL) as engine, open_door(engine) as door:
         last = json.loads(frames(await door.chat(stream=True, n=2))[-1])
-        assert last["error"]["code"] == "engine_error"
+        assert (last["error"]["code"], last["error"]["metadata"]) == ("engine_lost", {"reason": "choices"})
         (record,) = await door.records(1)
         assert record["status"] == "failed"
 
@@ -187,7 +187,7 @@ async def test_an_abort_after_the_first_token_ends_in_an_error_frame(open_door: 
             seen = frames(await door.chat(str(conversation), stream=True, max_tokens=2))
             if engine.asked:
                 break
-        assert json.loads(seen[-1])["error"]["code"] == "engine_error"
+        assert json.loads(seen[-1])["error"]["code"] == "engine_lost"
 
 
 async def test_an_engine_that_trickles_is_bridged_by_heartbeats_and_held_to_the_first_byte(open_door: OpenDoor) -> None:
@@ -215,7 +215,7 @@ async def test_64_streams_whose_engine_dies_at_once_leave_nothing_behind(open_do
     ):
         answers = await asyncio.gather(*(door.chat(f"{n}", stream=True, max_tokens=60) for n in range(64)))
         for answer in answers:
-            assert json.loads(frames(answer)[-1])["error"]["code"] in {"engine_error", "no_endpoint"}
+            assert json.loads(frames(answer)[-1])["error"]["code"] in {"engine_lost", "no_endpoint"}
         assert {r["status"] for r in await door.records(64)} == {"failed"}
         assert at_rest(door)
 

@@ -248,7 +248,7 @@ async def test_a_front_door_serves_with_what_it_finds_and_no_request_pays_for_a_
             health = (await door.http.get("/health")).json()
             assert health["status"] == "ok"
             assert health["pools"]["main"] == {
-                "engine-a": {"status": "up", "draining": "its pod is terminating"},
+                "engine-a": {"status": "up", "draining": "its pod is terminating", "drained": False},
                 "engine-b": {"status": "up", "accelerator": "h200"},
             }
             await api.remove("pods", "engine-a")

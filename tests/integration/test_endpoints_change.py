@@ -80,7 +80,7 @@ async def test_one_that_drains_gets_nothing_new_and_is_no_trouble(open_door: Ope
         assert await answered_by(door, [f"{n}" for n in range(6)]) == ["engine-1"] * 6
         assert {name: one.client for name, one in door.service.pools[0].endpoints.items()} == clients
         health = (await door.http.get("/health")).json()
-        assert health["pools"]["main"]["engine-0"] == {"status": "up", "draining": "it is replaced"}
+        assert health["pools"]["main"]["engine-0"].items() >= {"status": "up", "draining": "it is replaced"}.items()
         assert health["status"] == "ok"
         assert {(await one).status_code for one in streaming} == {200}
         assert asked(old) == 1

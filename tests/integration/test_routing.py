@@ -87,7 +87,7 @@ async def test_a_router_that_is_away_is_a_503_that_says_when_to_retry(open_door:
             raise RouterUnavailable("the router does not answer")
 
     async with EngineDouble() as engine, open_door(engine) as door:
-        door.service.inferences._relay._router = Away()  # type: ignore[assignment]
+        door.service.inferences._relay._means.router = Away()  # type: ignore[assignment]
         answer = await door.chat()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "router_unavailable")
         assert int(answer.headers["retry-after"]) >= 1

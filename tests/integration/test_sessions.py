@@ -57,8 +57,8 @@ class Overheard:
 
 @contextmanager
 def overheard(door: Door) -> Iterator[Overheard]:
-    relay = door.service.inferences._relay
-    relay._router = heard = Overheard(relay._router)
+    means = door.service.inferences._relay._means
+    means.router = heard = Overheard(means.router)
     yield heard
 
 

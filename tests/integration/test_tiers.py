@@ -57,10 +57,10 @@ class Steered:
 @contextmanager
 def steered(door: Door, steer: Steer = lambda ask: ask.tier) -> Iterator[Steered]:
     relay = door.service.inferences._relay
-    before = relay._router
-    relay._router = steered = Steered(before, steer)
+    before = relay._means.router
+    relay._means.router = steered = Steered(before, steer)
     yield steered
-    relay._router = before
+    relay._means.router = before
 
 
 async def grant(door: Door, *tiers: str) -> str:

@@ -39,6 +39,7 @@ def test_completed_and_cancelled_attempts_are_billed_and_others_are_not() -> Non
     assert {status: billable(status, used) for status in Status} == {
         Status.COMPLETED: used,
         Status.CANCELLED: used,
+        Status.CONTINUED: used,
         Status.FAILED: Quantities(),
         Status.LOST: Quantities(),
     }
@@ -46,3 +47,9 @@ def test_completed_and_cancelled_attempts_are_billed_and_others_are_not() -> Non
 
 def test_sums_are_class_by_class() -> None:
     assert add(Quantities(1, 2, 3, 4, 5), Quantities(10, 20, 30, 40, 50)) == Quantities(11, 22, 33, 44, 55)
+
+
+def test_an_attempt_that_continues_another_is_billed_its_output_alone() -> None:
+    used = quantities(100, 64, 8, 30, 5)
+    assert billable(Status.COMPLETED, used, continues=True) == Quantities(output=30, reasoning=5)
+    assert billable(Status.FAILED, used, continues=True) == Quantities()

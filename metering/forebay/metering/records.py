@@ -15,6 +15,7 @@ class Status(StrEnum):
 
     COMPLETED = "completed"  # the engine finished its answer
     CANCELLED = "cancelled"  # the client left; what was generated until then is billed
+    CONTINUED = "continued"  # the engine was lost or taken away; the next attempt went on with its answer
     FAILED = "failed"  # the engine or Forebay failed; nothing is billed
     LOST = "lost"  # the front door died; closed from the last checkpoint, nothing is billed
 

@@ -9,7 +9,7 @@ from forebay.metering.records import Quantities, Status
 # Far above any request. It keeps a broken engine's number from overflowing a bigint or a sum in the ledger.
 MAX_TOKENS = 10**12
 
-_BILLED = frozenset({Status.COMPLETED, Status.CANCELLED})
+_BILLED = frozenset({Status.COMPLETED, Status.CANCELLED, Status.CONTINUED})
 _NOTHING = Quantities()
 
 
@@ -38,13 +38,17 @@ def is_measured(prompt_tokens: int | None, completion: int | None) -> bool:
     return prompt_tokens is not None and completion is not None
 
 
-def billable(status: Status, reported: Quantities) -> Quantities:
-    """What the tenant pays for: `reported` when the answer was completed or the client left, else nothing.
+def billable(status: Status, reported: Quantities, *, continues: bool = False) -> Quantities:
+    """What the tenant pays for: `reported` when the answer was completed, continued or the client left, else nothing.
+
+    Who `continues` another attempt has read prompt and answer so far once more: only its output counts.
 
     `reported` are the quantities by OpenAI's usage convention, as on the wire: a request for several choices counts
     its prompt once, although an engine's own counters may count it once per choice.
     """
-    return reported if status in _BILLED else _NOTHING
+    if status not in _BILLED:
+        return _NOTHING
+    return Quantities(output=reported.output, reasoning=reported.reasoning) if continues else reported
 
 
 def add(a: Quantities, b: Quantities) -> Quantities:

@@ -131,6 +131,7 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.server.drain_timeout):
                 await self.inferences.gate.idle.wait()
+                log.info("drained: no request is left")
 
     async def cut(self) -> None:
         """End what is in flight with an error frame."""
@@ -187,7 +188,20 @@ async def running(
         routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
         tiers = table_of(config)
-        relay = Relay(router, spool, tiers, checkpoint_every=config.stores.checkpoint_every)
+        weights, memory = weights_of(config), _memory(config)
+        readers = await load_readers(config, weights, memory)
+        relay = Relay(
+            router,
+            spool,
+            tiers,
+            checkpoint_every=config.stores.checkpoint_every,
+            prompters=readers.prompters,
+            drain_grace={pool.name: pool.drain_grace for pool in config.pools},
+        )
+        stack.push_async_callback(relay.close)
+        listen_evictions = getattr(router, "listen_evictions", None)
+        if listen_evictions is not None:
+            listen_evictions(relay.evict)
         roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
         roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
 
@@ -195,14 +209,8 @@ async def running(
         await stores.check()
         stack.push_async_callback(end, background("stores", stores.run))
 
-        limiter = Limiter(valkey_url, f"{deployment(config)}:limits", workers=seat.of if seat else 1)
-        await limiter.start()
-        stack.push_async_callback(end, background("limits", limiter.run))
-        stack.push_async_callback(limiter.close)
-
+        limiter = await stack.enter_async_context(_limiting(config, valkey_url, workers=seat.of if seat else 1))
         catalogue = build_catalogue(config, pools)
-        weights, memory = weights_of(config), _memory(config)
-        readers = await load_readers(config, weights, memory)
         engines = EngineTokens(router)
         agreement = Agreement(readers.prompters, catalogue, engines)
         stack.push_async_callback(end, background("tokenizers", agreement.run))
@@ -237,8 +245,21 @@ async def running(
         )
 
 
+@asynccontextmanager
+async def _limiting(config: Config, valkey_url: str, *, workers: int) -> AsyncIterator[Limiter]:
+    limiter = Limiter(valkey_url, f"{deployment(config)}:limits", workers=workers)
+    await limiter.start()
+    running_limits = background("limits", limiter.run)
+    try:
+        yield limiter
+    finally:
+        await limiter.close()
+        await end(running_limits)
+
+
 def _keep(pools: list[Pool], relay: Relay, name: str, specs: Collection[EndpointSpec]) -> None:
     """Follow the router's endpoints."""
+    relay.drain(name, specs)
     for pool in pools:
         if pool.name == name:
             for gone in pool.keep(specs):

@@ -71,6 +71,7 @@ class Adapter:
     continuous_usage: ClassVar[bool] = False
     prompt_counted_per_choice: ClassVar[bool] = False
     tokenizes: ClassVar[bool] = False  # at POST /tokenize
+    continues: ClassVar[bool] = False  # an answer that another engine began, exactly as if it were its own
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         """Body fields that the server sets."""
@@ -91,6 +92,7 @@ class VllmAdapter(Adapter):
     continuous_usage = True
     prompt_counted_per_choice = True
     tokenizes = True
+    continues = True
 
     def fields(self, server: ServerFields, *, priority: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {"cache_salt": server.cache_salt}

@@ -52,6 +52,7 @@ class Sequence:
     __slots__ = (
         "_choice",
         "_held_back",
+        "_longest_stop",
         "_natural",
         "_script",
         "allocation",
@@ -98,7 +99,8 @@ class Sequence:
         self.arrived = self.started = self.first_at = self.last_at = 0.0
         self._choice = choice
         self._natural = None if natural is None or job.ignore_eos else max(natural - job.begun, 1)
-        self._held_back = max((len(text) for text in job.stop), default=1) - 1
+        self._held_back = max((len(text.decode()) for text in job.stop), default=1) - 1
+        self._longest_stop = max(map(len, job.stop), default=1)
         self._script = None if job.tool is None else _tool_pieces(job.tool)
 
     @property
@@ -139,7 +141,7 @@ class Sequence:
 
     def _stopped(self, added: int) -> bool:
         """Cut the text at the first stop string that the last piece completed."""
-        start = max(0, len(self.text) - added - self._held_back)
+        start = max(0, len(self.text) - added - self._longest_stop)
         for text in self.job.stop:
             at = self.text.find(text, start)
             if at >= 0:
@@ -149,9 +151,11 @@ class Sequence:
         return False
 
     def _release(self, *, everything: bool) -> bytes:
-        end = len(self.text) if everything else len(self.text) - self._held_back
-        while 0 < end < len(self.text) and self.text[end] & 0xC0 == 0x80:
+        end = len(self.text)
+        for _ in range(0 if everything else self._held_back):  # characters
             end -= 1
+            while end > 0 and self.text[end] & 0xC0 == 0x80:
+                end -= 1
         if end <= self.sent:
             return b""
         out = bytes(self.text[self.sent : end])

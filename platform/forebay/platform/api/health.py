@@ -52,11 +52,13 @@ def report(service: Service) -> tuple[bool, dict[str, Any]]:
     }
 
 
-def _endpoint(state: EndpointState) -> dict[str, str | int]:
+def _endpoint(state: EndpointState) -> dict[str, str | int | bool]:
     reason = {"reason": state.reason} if state.reason else {}
     events = {} if state.events is Following.NONE else {"events": state.events.value}
     group = {name: value for name, value in msgspec.structs.asdict(state.group).items() if value not in ("", "unified")}
-    shut = {"draining": state.draining} if state.draining else {"unused": state.shut} if state.shut else {}
+    shut: dict[str, str | bool] = {"unused": state.shut} if state.shut else {}
+    if state.draining:
+        shut = {"draining": state.draining, "drained": not state.in_flight}
     back = {"back_in_s": math.ceil(left)} if (left := state.back_at - time.monotonic()) > 0 else {}
     return {"status": state.health.value, **reason, **back, **shut, **events, **group}
 

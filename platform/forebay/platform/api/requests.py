@@ -36,7 +36,8 @@ _RENDERED = (  # what a chat template sees beside the messages
 class Inference(Struct, frozen=True):
     """A validated request. `forward` is a JSON object of the members that go to an engine, as they came: objects would
     take up to twenty times the memory. `output`: tokens expected of all its answers. `size`: tokens of its input,
-    guessed from its bytes. `cache_key`: its `prompt_cache_key`, empty where it has none."""
+    guessed from its bytes. `cache_key`: its `prompt_cache_key`, empty where it has none. `held`: characters that an
+    engine keeps back of an answer, because a stop string might begin there."""
 
     api: str
     model: str
@@ -50,6 +51,7 @@ class Inference(Struct, frozen=True):
     output: int
     size: int
     cache_key: str = ""
+    held: int = 0
 
 
 class ChatSource(Struct, frozen=True):
@@ -146,7 +148,13 @@ def _generation(
         output=min(limit or EXPECTED_OUTPUT, EXPECTED_OUTPUT) * n * prompts,
         size=size // BYTES_PER_TOKEN,
         cache_key=request.prompt_cache_key or "",
+        held=_held(request),
     )
+
+
+def _held(request: fields.ChatRequest | fields.CompletionRequest) -> int:
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return 0 if request.include_stop_str_in_output else max(map(len, stops), default=1) - 1
 
 
 def _embedding(request: fields.EmbeddingRequest, forward: bytes, body: bytes) -> Inference:

@@ -11,6 +11,7 @@ from forebay.platform.config.words import (
     LabelName,
     Name,
     Port,
+    Seconds,
     Section,
     Selector,
     Text,
@@ -169,3 +170,10 @@ class Pool(Section, frozen=True):
     discovery: Annotated[
         Discovery | None, Meta(description="Where further engine servers are found; see discovery.md.")
     ] = None
+    drain_grace: Annotated[
+        Seconds,
+        Meta(
+            description="Seconds that answers may still take at an endpoint which drains; then they are continued "
+            "elsewhere, where that is possible. Less than what the engine is given to end."
+        ),
+    ] = 20.0

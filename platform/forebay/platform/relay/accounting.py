@@ -90,16 +90,21 @@ class Account:
         *,
         finish_reason: str | None = None,
         error: str | None = None,
+        at: float | None = None,
+        continues: bool = False,
+        reported: Quantities | None = None,
     ) -> None:
+        """`at`: when it ended, if not now. `continues`: it went on with another's answer. `reported`: what the client
+        got of it, where that is not all."""
         self.closed = True
         record = UsageRecord(
             self._attempt,
             counted.engine,
-            billable(status, counted.reported),
+            billable(status, counted.reported if reported is None else reported, continues=continues),
             status,
             by,
             counted.measured,
-            time.time(),
+            time.time() if at is None else at,
             self._first_byte_s,
             _plain(finish_reason),
             error,

@@ -3,12 +3,13 @@
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from forebay.metering import Attempt
 from forebay.platform.api.requests import Inference
 from forebay.platform.api.session_identity import UNNAMED, Session
 from forebay.platform.limits.permit import UNLIMITED, Permit
+from forebay.platform.relay.continuation import Resumption
 from forebay.platform.relay.frames import View
 from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tiers import Terms
@@ -74,6 +75,11 @@ class Call(Struct, frozen=True):
 
     def abort_order(self, endpoint: Endpoint) -> tuple[bytes, bytes] | None:
         return endpoint.adapter.abort(self.inference.api, self.request_id, self.inference.prompts)
+
+    def resumed(self, resumption: Resumption) -> "Call":
+        """The same request, for an engine that continues its answer."""
+        prompt = structs.replace(self.prompt, tokens=self.prompt.tokens + resumption.cut.known)
+        return structs.replace(self, inference=resumption.inference, prompt=prompt)
 
     def view(self, endpoint: Endpoint, tier: str) -> View:
         inference = self.inference

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from forebay.platform.relay.seam import Delta, Seam
 from forebay.router import Usage, decode_usage
 
 T = TypeVar("T")
 MAX_FRAME = 8 << 20  # bytes of one event; no engine sends so much, so more is a broken stream
 DONE = b"data: [DONE]\n\n"
 _USAGE = b',"usage":'
+_SHARED = ("id", "object", "created", "system_fingerprint")
 
 
 class StreamError(Exception):
@@ -31,6 +33,13 @@ class _Choice(Struct):
     finish_reason: str | None = None
 
 
+class _Spoken(_Choice):
+    """A choice with what it says, in a chat's `delta` or a completion's `text`."""
+
+    delta: Delta | None = None
+    text: Any = None
+
+
 class _Event(Struct):
     """`usage` and `error` as they stand in the event, empty where it has none."""
 
@@ -39,7 +48,13 @@ class _Event(Struct):
     error: msgspec.Raw = msgspec.Raw()
 
 
+class _Heard(_Event):
+    choices: list[_Spoken] | None = None  # type: ignore[assignment]  # a narrower one
+
+
 _event = msgspec.json.Decoder(_Event)
+_heard = msgspec.json.Decoder(_Heard)
+_spoken = msgspec.json.Decoder(_Spoken)
 _whole = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -61,10 +76,13 @@ class View(Struct, frozen=True):
 
 
 class StreamTransform:
-    """Feed the engine's bytes, get the client's. `[DONE]` is swallowed (`done` tells): the relay sends the end."""
+    """Feed the engine's bytes, get the client's. `[DONE]` is swallowed (`done` tells): the relay sends the end.
+    `seam` hears what the client gets to see, until it is taken away."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, seam: Seam | None = None) -> None:
         self._view = view
+        self.seam = seam
+        self._decoder: msgspec.json.Decoder[Any] = _event if seam is None else _heard
         self._multiple = view.choices > 1
         self._pending = b""
         same = view.model == view.served_model
@@ -123,11 +141,23 @@ class StreamTransform:
             event["service_tier"] = view.tier
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
+    def identity(self) -> dict[str, Any]:
+        """What all events of a stream have in common."""
+        if not self._newest:
+            return {}
+        newest = _decode(_whole, self._newest)
+        return {name: newest[name] for name in _SHARED if newest.get(name) is not None}
+
     @property
     def complete(self) -> bool:
         """Whether the answer has all that it should, with or without `[DONE]`."""
         whole = self.done and self.events > 0
-        return self.finish_reason != "abort" and (whole or self.finished >= self._view.choices)
+        return self.finish_reason != "abort" and (whole or self.ended)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has, however."""
+        return self.finished >= self._view.choices
 
     @property
     def nothing_yet(self) -> bool:
@@ -141,12 +171,15 @@ class StreamTransform:
         if not frame.startswith(b"data: {"):
             return self._odd_frame(frame)
         self.events += 1
-        self._newest = frame
-        event = _decode(_event, frame)  # what is spliced is not parsed again
+        event: _Event = _decode(self._decoder, frame)  # what is spliced is not parsed again
         choices, usage = event.choices or [], bytes(event.usage)
         if event.error and bytes(event.error) != b"null":
             raise StreamError(f"the engine reported an error: {bytes(event.error)[:300]!r}")
+        self._newest = frame
         self._see(choices)
+        if self.seam is not None and choices:
+            first: Any = choices[0]  # a `_Spoken`
+            self.seam.see(first.delta, first.text, usage)
         if self._rename is not None:
             if self._rename[0] not in frame:
                 return self._slow_frame(frame, choices)
@@ -223,6 +256,16 @@ class StreamTransform:
         prompts = {index // n: usage.prompt_tokens or 0 for index, usage in usages.items() if usage.completion_tokens}
         completion = sum(usage.completion_tokens or 0 for usage in usages.values())
         return Usage(prompt_tokens=sum(prompts.values()), completion_tokens=completion)
+
+
+def decode_whole(frame: bytes) -> tuple[dict[str, Any], list[_Choice]]:
+    """An event, and its choices as they are read everywhere. Raises `StreamError`."""
+    return _decode(_whole, frame), _decode(_event, frame).choices or []
+
+
+def spoken(choice: dict[str, Any]) -> _Spoken:
+    """A choice that was decoded whole."""
+    return _spoken.decode(msgspec.json.encode(choice))
 
 
 def error_frame(body: bytes) -> bytes:

@@ -9,6 +9,12 @@ _REQUESTS = Counter(
 )
 ATTEMPTS_FAILED = Counter("forebay_attempts_failed_total", "Attempts that failed at an endpoint", ["endpoint", "code"])
 FAILOVERS = Counter("forebay_failovers_total", "Requests moved to another endpoint before their first byte")
+CONTINUATIONS = Counter(
+    "forebay_continuations_total",
+    "Answers cut after their first byte, by why, and what became of each cut: resumed, or why not",
+    ["why", "outcome"],
+)
+BUDGET_SPENT = Counter("forebay_failover_budget_spent_total", "Failovers not made because there were too many")
 INTERRUPTED = Counter("forebay_attempts_interrupted_total", "Attempts that ended by a fault of the front door itself")
 CLIENTS_LEFT = Counter("forebay_clients_left_total", "Tenants that closed the connection before their answer was whole")
 STALLED = Counter("forebay_clients_stalled_total", "Tenants given up because they had stopped reading")

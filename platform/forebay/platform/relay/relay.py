@@ -1,134 +1,100 @@
-"""A request's way through its attempts: placed, dispatched, and moved elsewhere while the tenant has seen nothing."""
+"""All requests on their way: each one's journey, and the engines that they are taken away from."""
 
 import asyncio
-import logging
+from collections.abc import Collection, Mapping
 
 from forebay.metering import Spool
-from forebay.platform.errors import ApiError
 from forebay.platform.relay import upstream_errors
+from forebay.platform.relay.budget import Budget
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
-from forebay.platform.relay.exchange import Exchange, TryElsewhere
-from forebay.platform.relay.metrics import FAILOVERS
+from forebay.platform.relay.exchange import Exchange
+from forebay.platform.relay.journey import Journey, Means
+from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.suspects import Suspects
-from forebay.platform.relay.wait import Wait
-from forebay.platform.tenancy.principal import Scope
 from forebay.platform.tiers import TierTable
-from forebay.router import Endpoint, Outcome, Placed, Result, Router, RouterUnavailable
+from forebay.router import EndpointSpec, Prompter, Router
 
-log = logging.getLogger(__name__)
-
-MAX_GONE = 8  # endpoints that one request may be given although they are not known here
-MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
+AGAIN_S = 5.0  # seconds until it is looked at again what an endpoint that drains still does
 
 
 class Relay:
-    def __init__(self, router: Router, spool: Spool, tiers: TierTable, *, checkpoint_every: float) -> None:
-        self._router = router
-        self._spool = spool
-        self._tiers = tiers
-        self._checkpoint_every = checkpoint_every
-        self._suspects = Suspects()
+    """`prompters` by model, which may be filled later: without its template no chat is continued."""
+
+    def __init__(
+        self,
+        router: Router,
+        spool: Spool,
+        tiers: TierTable,
+        *,
+        checkpoint_every: float,
+        prompters: Mapping[str, Prompter] | None = None,
+        drain_grace: Mapping[str, float] | None = None,
+    ) -> None:
+        """`drain_grace`: by pool, the seconds that requests may still take at an endpoint which drains."""
+        self._means = Means(
+            router=router,
+            spool=spool,
+            tiers=tiers,
+            checkpoint_every=checkpoint_every,
+            suspects=Suspects(),
+            budget=Budget(),
+            resumer=Resumer({} if prompters is None else prompters),
+            live={},
+        )
+        self._grace = drain_grace or {}
+        self._handing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self, call: Call, client: Client) -> None:
         """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client. Raises
         `ClientLeft` where it has left before anything was sent to an engine."""
-        router, pool = self._router, call.pool.name
-        tried: tuple[str, ...] = ()
-        failure: ApiError | None = None
-        suspects: list[tuple[Endpoint, str]] = []
-        wait = Wait(call, client, router, self._tiers[call.tier].timeouts)
-        while len(tried) < MAX_ATTEMPTS and not client.left:
-            try:
-                placed = await self._place(wait, tried)
-            except RouterUnavailable as error:
-                log.warning("request %s is not placed: %s", call.request_id, error)
-                failure = failure or upstream_errors.no_router()
-                break
-            if not isinstance(placed, Placed):
-                failure = upstream_errors.refused(placed) if placed is not None else failure
-                break
-            call.permit.placed()
-            if tried:
-                FAILOVERS.inc()
-            tried = (*tried, placed.endpoint)
-            endpoint = call.pool.endpoints[placed.endpoint]
-            try:
-                await self._attempt(wait, endpoint, placed, len(tried))
-            except TryElsewhere as retry:
-                failure = retry.error
-                if retry.suspicion and call.pool.has(endpoint):
-                    suspects.append((endpoint, retry.suspicion))
-                    self._suspects.add(pool, endpoint.name, _now())
-            else:
-                if not client.left:
-                    self._suspects.clear(pool, placed.endpoint)
-                    for suspect, reason in suspects:
-                        if call.pool.has(suspect):
-                            router.failed(pool, suspect.name, reason)
-                return
-        if not client.left:
-            raise failure or upstream_errors.no_endpoint(call)
+        await Journey(call, client, self._means).run()
 
     def forget(self, pool: str, endpoint: str) -> None:
         """It has gone: one that comes under its name is another."""
-        self._suspects.clear(pool, endpoint)
+        self._means.suspects.clear(pool, endpoint)
 
-    async def _place(self, wait: Wait, tried: tuple[str, ...]) -> Result:
-        """Where it was not tried. An endpoint that went after it was picked is no failure of anybody."""
-        gone: tuple[str, ...] = ()
-        while len(gone) <= MAX_GONE:
-            placed = await self._pick(wait, (*tried, *gone))
-            if not isinstance(placed, Placed) or placed.endpoint in wait.call.pool.endpoints:
-                return placed
-            self._router.ended(placed.booking, Outcome())
-            gone = (*gone, placed.endpoint)
-        return None
+    def evict(self, booking: int) -> None:
+        """Stop a running request for one of a higher tier. It waits again in the router, and is answered from the start
+        or, where the tenant has seen a part of the answer, from there on; else it ends, and is not billed."""
+        exchange = self._means.live.get(booking)
+        if exchange is not None:
+            exchange.take(upstream_errors.preempted())
 
-    async def _pick(self, wait: Wait, tried: tuple[str, ...]) -> Result:
-        """Away from suspects as long as there is anybody else."""
-        pool = wait.call.pool.name
-        suspects = self._suspects.of(pool, _now(), again=bool(tried))
-        avoided = tuple(dict.fromkeys((*tried, *suspects))) if suspects else tried
-        placed = await wait.place(avoided)
-        if placed is None and len(avoided) > len(tried):
-            placed = await wait.place(tried)
-        if isinstance(placed, Placed):
-            self._suspects.asked(pool, placed.endpoint, _now())
-        return placed
+    def drain(self, pool: str, specs: Collection[EndpointSpec]) -> None:
+        """Follow which endpoints of a pool drain: what still runs there when their grace is over is handed over."""
+        draining = {spec.name for spec in specs if spec.draining}
+        for name in draining:
+            if (pool, name) not in self._handing:
+                self._handing[pool, name] = asyncio.get_running_loop().create_task(self._hand_over(pool, name))
+        for at in [at for at in self._handing if at[0] == pool and at[1] not in draining]:
+            self._handing.pop(at).cancel()
 
-    async def _attempt(self, wait: Wait, endpoint: Endpoint, placed: Placed, number: int) -> None:
-        """Whatever happens, the booking ends: usually earlier than here, when the engine is done."""
-        call, client, terms = wait.call, wait.client, self._tiers[placed.tier]
-        try:
-            if Scope.DEBUG in call.principal.scopes:
-                client.debug_headers = [
-                    (b"x-forebay-endpoint", placed.endpoint.encode()),
-                    (b"x-forebay-cached-tokens", b"%d" % placed.cached),
-                    (b"x-forebay-tier", terms.name.encode()),
-                ]
-            exchange = Exchange(
-                call,
-                client,
-                endpoint,
-                placed,
-                number=number,
-                quiet_since=wait.quiet_since,
-                router=self._router,
-                spool=self._spool,
-                terms=terms,
-                checkpoint_every=self._checkpoint_every,
-            )
-        except BaseException:
-            self._router.ended(placed.booking, Outcome())
-            raise
-        try:
-            await exchange.run()
-        except ApiError as error:
-            if error.code == upstream_errors.TIMEOUT and call.pool.has(endpoint):
-                self._suspects.add(call.pool.name, placed.endpoint, _now(), silent=True)
-            raise
+    async def close(self) -> None:
+        tasks = list(self._handing.values())
+        self._handing.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _hand_over(self, pool: str, name: str) -> None:
+        await asyncio.sleep(self._grace.get(pool, 0.0))
+        while True:
+            if self._others(pool, name):
+                for exchange in list(self._means.live.values()):
+                    if exchange.call.pool.name == pool and exchange.endpoint.name == name:
+                        await self._let_go(exchange)
+            await asyncio.sleep(AGAIN_S)
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+    def _others(self, pool: str, name: str) -> bool:
+        return any(state.open for other, state in self._means.router.states(pool).items() if other != name)
+
+    async def _let_go(self, exchange: Exchange) -> None:
+        """What cannot be continued is left to its engine: it may still finish. So are whole answers, of which nothing
+        could be kept."""
+        if not exchange.call.inference.stream:
+            return
+        chain = exchange.chain
+        if exchange.begun and isinstance(await self._means.resumer.resume(chain.origin or exchange.call, chain), str):
+            return
+        exchange.take(upstream_errors.drained())

@@ -4,6 +4,7 @@ Sources: vLLM 0.32's error objects (`{"error": {…, "code": 400}}`), SGLang's f
 """
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
 def for_exception(error: UpstreamError) -> ApiError:
     """The exchange itself failed."""
     if error.kind == "timeout":
-        return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error")
+        return silent()
     return broken()
 
 
@@ -65,6 +66,44 @@ def broken() -> ApiError:
     return unavailable(
         "engine_error", "The engine failed while answering. Please try again.", retry_after=RETRY_AFTER_S
     )
+
+
+def lost(reason: str) -> ApiError:
+    """The engine was lost in the middle of an answer, which does not go on: `reason` is one of `continuation`, or what
+    became of that."""
+    return ApiError(
+        503,
+        "engine_lost",
+        "The engine was lost while answering, and the answer could not be continued by another one. Please try again.",
+        type="server_error",
+        metadata={"reason": reason},
+    )
+
+
+def preempted(reason: str = "") -> ApiError:
+    """The request had to make room for one of a higher tier."""
+    return ApiError(
+        503,
+        "preempted",
+        "The request was stopped to make room for requests of a higher tier. Please try again later.",
+        type="server_error",
+        headers={"retry-after": "5", "retry-after-ms": "5000"},
+        metadata={"reason": reason or "preempted"},
+    )
+
+
+def drained() -> ApiError:
+    """Its engine is about to end."""
+    return lost("drained")
+
+
+def silent(reason: str = "") -> ApiError:
+    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere."""
+    metadata = {"reason": reason} if reason else None
+    return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error", metadata=metadata)
+
+
+CUT: Mapping[str, Callable[[str], ApiError]] = {TIMEOUT: silent, "preempted": preempted}  # else it was `lost`
 
 
 def no_endpoint(call: Call) -> ApiError:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from forebay.router.prefix.keys import Keys, Weights
 from forebay.router.prompt.causal_marks import Mark
@@ -164,6 +164,25 @@ class Prompter:
         resume = checkpoint.resume
         known = self._chats.known(project, resume.run, resume.rest + rendered.text)
         return None if known is None else (rendered, known, len(resume.rest) - rendered.start)
+
+    def continues(self, chat: Chat, answer: str) -> bool:
+        """Whether an engine that is asked to continue `answer` reads the same text as the engine that wrote it had
+        read and written: some templates trim the message, or put something else before an answer that is to come."""
+        if self._template is None:
+            return False
+        begun = structs.replace(
+            chat,
+            messages=[*chat.messages, {"role": "assistant", "content": answer}],
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+        now = self._today()
+        try:
+            asked = self._template.render(chat, now, marked=False)
+            continued = self._template.render(begun, now, marked=False)
+        except TemplateError:
+            return False
+        return asked.exact and continued.exact and continued.text == asked.text + answer
 
     async def text(self, project: str, prompt: str, limit: int, aside: Aside, *, share: int = 1) -> Read:
         """A completion's prompt, one of `share`. Raises `TokenizerError`, `TooLongError`."""

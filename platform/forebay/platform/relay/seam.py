@@ -1,0 +1,143 @@
+"""Where a streamed answer can be cut, to be continued by another engine (pure).
+
+An answer goes on exactly as it would have only from between two tokens. What an engine has sent ends there, unless it
+keeps something back because a stop string might begin there (vLLM 0.32: as many characters as the longest stop string
+has, less one). Its text is longer than what it sent by just so much, so a cut between two tokens is known all the same:
+it lies within what was sent later. The continuation says what follows the cut once more, and that is taken off again.
+A stop string that spans the cut cannot be missed: it begins in what was kept back, which the continuation says anew.
+"""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from forebay.router import decode_usage
+
+# Characters of the answer before it, the engine's usage by then, and the tokens that earlier attempts had given.
+_Point = tuple[int, bytes, int]
+_SOME = 16  # events that are gathered
+_MANY = 256  # pieces, from which on they are put together: a piece is a few characters
+_NOTHING = (b"", b"null", b"[]", b'""')
+
+
+class Delta(Struct):
+    """What a chat's event says."""
+
+    content: Any = None
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
+
+
+class Cut(Struct, frozen=True):
+    """The answer up to the cut, and how many tokens of all its attempts that is; what the client has seen beyond it.
+    `tokens` is None where the engine did not tell."""
+
+    text: str
+    seen: str
+    tokens: int | None
+
+    @property
+    def known(self) -> int:
+        return self.tokens or 0
+
+
+class Seam:
+    """What the client has seen of an answer of one choice, over all its attempts. `held`: characters that an engine
+    keeps back. Events are gathered, and gone through some at a time: it is done for every token."""
+
+    def __init__(self, held: int) -> None:
+        self._held = held
+        self._chunks: list[str] = []
+        self._pieces: list[str] = []
+        self._length = 0
+        self._points: deque[_Point] = deque()
+        self._fresh: list[tuple[Delta | None, Any, bytes]] = []
+        self._shown = 0  # of those
+        self._before = 0
+        self._blocked = ""
+
+    def __repr__(self) -> str:
+        return f"<Seam {self._length} characters, {len(self._points)} points>"
+
+    @property
+    def blocked(self) -> str:
+        """What was said that cannot be continued; empty where nothing was."""
+        self._take()
+        return self._blocked
+
+    def see(self, delta: Delta | None, text: Any, usage: bytes) -> None:
+        """One event that may be shown to the client; `usage` is the engine's object as it stands there."""
+        self._fresh.append((delta, text, usage))
+
+    def shown(self) -> None:
+        """The client gets all that was seen."""
+        self._shown = len(self._fresh)
+        if self._shown >= _SOME:
+            self._take()
+
+    def forget(self) -> None:
+        """The client does not get what was not shown yet."""
+        del self._fresh[self._shown :]
+
+    def resumed(self, tokens: int) -> None:
+        """Another engine goes on, behind so many tokens: what this one had kept back was never said."""
+        self._take()
+        self._before = tokens
+        while self._points and self._points[-1][0] > self._length:
+            self._points.pop()
+
+    def _take(self) -> None:
+        held, points, length = self._held, self._points, self._length
+        for delta, text, usage in self._fresh[: self._shown]:
+            said = text if delta is None else self._heard(delta)
+            if said:  # what the engine made of a token may be no text yet
+                self._pieces.append(said)
+                length += len(said)
+                points.append((length + held, usage, self._before))
+        while len(points) > 1 and points[1][0] <= length:
+            points.popleft()
+        self._length = length
+        del self._fresh[: self._shown]
+        self._shown = 0
+        if len(self._pieces) > _MANY:
+            self._chunks.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def _heard(self, delta: Delta) -> str:
+        if delta.tool_calls or delta.function_call or delta.reasoning or delta.reasoning_content:
+            if _said(delta.tool_calls) or _said(delta.function_call):
+                self._blocked = "tool_call"
+            elif _said(delta.reasoning) or _said(delta.reasoning_content):
+                self._blocked = "reasoning"
+        if isinstance(delta.content, str):
+            return delta.content
+        if delta.content is not None:
+            self._blocked = "content_parts"
+        return ""
+
+    def cut(self, *, greedy: bool) -> Cut:
+        """Where the answer is to be continued. What another engine would say differently each time is continued from
+        the very end: it is no use to hear it again, and a word that was cut within a token is still completed."""
+        self._take()
+        whole = "".join((*self._chunks, *self._pieces))
+        if not self._points or self._points[0][0] > self._length:
+            return Cut("", whole, 0) if greedy else Cut(whole, "", 0)
+        at, usage, before = self._points[0]
+        tokens = _tokens(usage, before)
+        return Cut(whole[:at], whole[at:], tokens) if greedy else Cut(whole, "", tokens)
+
+
+def _said(member: Raw) -> bool:
+    return bytes(member) not in _NOTHING
+
+
+def _tokens(usage: bytes, before: int) -> int | None:
+    try:
+        given = decode_usage(usage).completion_tokens
+    except msgspec.DecodeError:
+        return None
+    return None if given is None or given < 0 else before + given
