@@ -93,8 +93,8 @@ class Gate:
     def refusal(
         self, waiting: Waiting, best: Option | Candidate, ahead: Ahead, able: int, now: float
     ) -> Refused | None:
-        """Why a request is not let in to its tier, if it is not: it would wait longer than it may, or, where the tier is
-        not held, come later than its objective."""
+        """Why a request is not let in to its tier, if it is not: it would wait longer than it may, or, where its tier
+        is not held, come later than its objective."""
         tier = waiting.tier
         wait_s = self.wait_s(tier, ahead, able, now)
         allowed = SURE * max(0.0, waiting.until - now)
