@@ -23,6 +23,8 @@ SURE = 0.75  # of what is allowed: predictions err, and a line that is full to t
 OBSERVED = 3  # prefills to be learnt before anybody is refused by a prediction
 LEAST_CEILING = 0.4  # of the highest's, for the lowest tier
 DOWN, UP = 0.95, 1.01  # a tick
+FADING = 0.9  # a tick, of what was seen
+MAY_MISS = 0.02  # of a tier's requests
 NEAR = 0.8  # of an objective that is taken to be missed soon
 LONGEST_RETRY_S = 600.0
 
@@ -71,13 +73,13 @@ class Gate:
     def __init__(self, tiers: Tiers) -> None:
         self.tiers = list(tiers)
         self.pace = Pace()
-        self.room = inf  # requests at an endpoint that a lower tier may find there
+        self.rooms = {tier.name: inf for tier in self.tiers}  # requests at an endpoint that a tier may find there
         self._at = {tier.name: at for at, tier in enumerate(self.tiers)}
         self._coming = {tier.name: Coming() for tier in self.tiers}
-        self._met = self._missed = 0
+        self._seen = {tier.name: [0.0, 0.0] for tier in self.tiers}  # lately, and of those, near a miss or missed
 
     def __repr__(self) -> str:
-        return f"<Gate at {self.room:.1f} requests an endpoint>"
+        return f"<Gate {self.rooms}>"
 
     # -- a newcomer
 
@@ -123,26 +125,31 @@ class Gate:
         if not self._at.get(tier.name, 0):
             return ahead_s <= START_S
         part = self.part(tier)
-        return ahead_s <= START_S * part and (short or in_flight < self.room * part)
+        return ahead_s <= START_S * part and (short or in_flight < self.rooms[tier.name] * part)
 
     def saw(self, tier: Tier, took_s: float | None, objective_s: float | None, of_itself_s: float = 0.0) -> None:
         """How long something took that an objective is set for. Requests that take as long by themselves say
         nothing."""
         if took_s is None or objective_s is None or of_itself_s > objective_s / 2 or tier is self.tiers[-1]:
             return
-        self._met += 1
-        self._missed += took_s > NEAR * objective_s
+        seen = self._seen[tier.name]
+        seen[0] += 1
+        seen[1] += took_s > NEAR * objective_s
 
     def breathe(self, in_flight: Iterable[int]) -> None:
-        """To be called twice a second or so. `in_flight`: at each endpoint."""
-        most = max(in_flight, default=0)
-        if self._missed:
-            self.room = max(1.0, min(self.room, most) * DOWN)
-        elif self.room < inf:
-            self.room *= UP
-            if self.room > 2 * max(1, most):
-                self.room = inf
-        self._met = self._missed = 0
+        """To be called twice a second or so. `in_flight`: at each endpoint. Who misses its objective has those below it
+        take less, and not itself."""
+        most, pressed = max((*in_flight, 1)), False
+        for tier in self.tiers:
+            room, seen = self.rooms[tier.name], self._seen[tier.name]
+            if pressed:
+                room = max(1.0, min(room, most / self.part(tier)) * DOWN)
+            elif room < inf:
+                room = room * UP if room * UP <= 2 * most / self.part(tier) else inf
+            self.rooms[tier.name] = room
+            pressed = pressed or seen[1] > MAY_MISS * seen[0]
+            seen[0] *= FADING
+            seen[1] *= FADING
 
 
 def learnt(rates: Rates) -> bool:
