@@ -199,9 +199,7 @@ async def running(
             drain_grace={pool.name: pool.drain_grace for pool in config.pools},
         )
         stack.push_async_callback(relay.close)
-        listen_evictions = getattr(router, "listen_evictions", None)
-        if listen_evictions is not None:
-            listen_evictions(relay.evict)
+        router.listen_evictions(relay.evict)
         roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
         roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
+from forebay.router.eviction import victims
 from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.peers import Peers
@@ -61,11 +62,12 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
-        self.lines = {name: CoreLine(pool) for name, pool in self.pools.items()}
+        self.lines = {name: CoreLine(pool, self.tiers) for name, pool in self.pools.items()}
         self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}
         self._settled: list[Settled] = []
+        self._evicted: list[tuple[int, int]] = []
         self._next = 0
 
     def __repr__(self) -> str:
@@ -76,6 +78,9 @@ class Core:
         """How many are held."""
         return len(self._bookings)
 
+    def booked(self, number: int) -> Booking | None:
+        return self._bookings.get(number)
+
     # -- requests
 
     def place(self, ask: Ask, now: float, owner: int = 0) -> Placed | None:
@@ -85,27 +90,37 @@ class Core:
             return None
         keys = _keys(ask)
         options = pool.weigh(ask, keys, now)
-        waiting = Waiting(0, owner, ask, now, now, keys)
+        waiting = Waiting(0, owner, ask, now, now, keys, tier=self.tiers[ask.tier])
         return self._book(pool, waiting, options, choose(options), now) if options else None
 
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
         self._next += 1
         waiting = Waiting(self._next, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
+        waiting.tier = self.tiers[ask.tier]
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
+        if line is not None and not options and line.cold(waiting, now):
+            waiting.until = max(waiting.until, waiting.cold_until)
+            if line.line.add(waiting):
+                self._waiting[waiting.number] = waiting
+            else:
+                self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, 1.0, waiting.tier.name)))
+            return waiting.number
         if line is None or not options:
             self._settled.append(Settled(waiting.number, owner, None))
             return waiting.number
         best = choose(options)
-        if not line.line and line.opens(best.name, now):
+        if (refused := line.admit(waiting, best, now)) is not None:
+            self._settled.append(Settled(waiting.number, owner, refused))
+        elif not line.line and line.opens(best.name, now, waiting.tier):
             placed = self._book(line.pool, waiting, options, best, now)
             self._settled.append(Settled(waiting.number, owner, placed))
         elif line.add(waiting, best):
             self._waiting[waiting.number] = waiting
             self.pump(ask.pool, now)
         else:
-            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s())))
+            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s(), waiting.tier.name)))
         return waiting.number
 
     def pump(self, pool: str, now: float) -> None:
@@ -113,8 +128,21 @@ class Core:
         line = self.lines.get(pool)
         if line is None or not line.line:
             return
+        line.gate.pace.passed(now, waits=True)
         for waiting, options in line.ready(now):
+            if not options and line.cold(waiting, now):
+                continue
             self._settle(waiting, self._book(line.pool, waiting, options, choose(options), now) if options else None)
+
+    def within_s(self, number: int, now: float) -> float:
+        """Seconds within which something becomes of a request that waits."""
+        waiting = self._waiting.get(number)
+        return max(0.0, waiting.until - now) if waiting is not None else 0.0
+
+    def evictions(self) -> "list[tuple[int, int]]":
+        """Owners and bookings that are to be stopped for requests of higher tiers, since this was last asked."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def settled(self) -> "list[Settled]":
         """What became of requests since this was last asked."""
@@ -125,6 +153,13 @@ class Core:
         """Nobody wants the answer any more. One that is placed already must be ended instead."""
         if (waiting := self._waiting.pop(number, None)) is not None:
             self.lines[waiting.ask.pool].line.remove(number)
+
+    def _evict(self, line: CoreLine, now: float) -> None:
+        if len(self.tiers) > 1:
+            running = [one for one in self._bookings.values() if one.pool == line.pool.name]
+            for booking in victims(self.tiers, line.line, running, now):
+                booking.told = True
+                self._evicted.append((booking.owner, booking.id))
 
     def _settle(self, waiting: Waiting, result: Result) -> None:
         self.lines[waiting.ask.pool].line.remove(waiting.number)
@@ -142,8 +177,12 @@ class Core:
             max(1, ask.tokens), option.cached, waiting.keys, ask.exact, slow=option.slow,
         )  # fmt: skip
         self._bookings[booking.id] = booking
+        booking.placed_at, booking.since = now, waiting.since
+        booking.predicted_s, booking.prefill_s = option.predicted_s, option.prefill_s
         pool.book(booking, options, option, now, ask.session)
-        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone, ask.tier)
+        self.lines[ask.pool].booked(waiting, booking, option, now)
+        served = ask.tier if self.tiers[ask.tier] is waiting.tier else waiting.tier.name
+        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone, served)
 
     def explain(self, ask: Ask, now: float) -> list[Candidate]:
         """What `place` would weigh; books nothing."""
@@ -162,11 +201,13 @@ class Core:
     def begun(self, booking: int, now: float) -> None:
         """The first token came."""
         if (known := self._bookings.get(booking)) is not None:
+            self.lines[known.pool].begun(known, now)
             self.pools[known.pool].begun(known, now)
 
     def ended(self, booking: int, outcome: Outcome, now: float) -> None:
         """The attempt is over. Telling it twice changes nothing."""
         if (known := self._bookings.pop(booking, None)) is not None:
+            self.lines[known.pool].ended(known, outcome, now)
             self.pools[known.pool].ended(known, outcome, now)
 
     def release_owner(self, owner: int, now: float) -> None:
@@ -186,7 +227,9 @@ class Core:
     def remove(self, pool: str, endpoint: str) -> None:
         """It is picked no more. What is booked on it has ended: whatever is told of those bookings later is nothing."""
         for booking in [one.id for one in self._bookings.values() if (one.pool, one.endpoint) == (pool, endpoint)]:
-            self.pools[pool].contexts.abandoned(self._bookings.pop(booking).context)
+            known = self._bookings.pop(booking)
+            self.pools[pool].contexts.abandoned(known.context)
+            self.lines[pool].lost(known)
         self.pools[pool].remove(endpoint)
 
     def group(self, pool: str, endpoint: str, group: Group) -> None:
@@ -250,9 +293,11 @@ class Core:
             pool.blend()
         for line in self.lines.values():
             if overdue := line.line.overdue(now):
-                late = Refused(Why.LATE, line.wait_s())
+                seconds = line.wait_s()
                 for waiting in overdue:
-                    self._settle(waiting, late)
+                    self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
+            line.tick(now)
+            self._evict(line, now)
 
 
 def _keys(ask: Ask) -> Keys:
