@@ -210,7 +210,7 @@ class Life(RuleBasedStateMachine):
                     assert seconds >= 0
                 case Refused(why=Why.DEADLINE | Why.CAPACITY | Why.FULL, retry_s=seconds):
                     assert seconds > 0
-                    assert not (ask.exclude or ask.promised) or settled.result.why is Why.FULL
+                    assert not ask.promised or settled.result.why is Why.FULL
                 case None:
                     pool = self.table.pool
                     assert not [

@@ -24,8 +24,8 @@ class _Inference:
 class FakeCall:
     inference = _Inference()
 
-    def ask(self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float) -> Ask:
-        return Ask("main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s)
+    def ask(self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float, promised: bool) -> Ask:
+        return Ask("main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s, promised=promised)
 
 
 class FakeRouter:
@@ -191,3 +191,6 @@ async def test_patience_is_for_all_waits_of_a_request_together() -> None:
     second = house.router.asks[1]
     assert 4.8 <= second.patience_s <= 4.91
     assert second.waited_s >= 0.19
+    assert not second.promised  # no engine has had it
+    await house.wait.place(("a", "b"))
+    assert house.router.asks[2].promised

@@ -39,9 +39,11 @@ class Call(Struct, frozen=True):
     session: Session = UNNAMED
     permit: Permit = UNLIMITED
 
-    def ask(self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0) -> Ask:
+    def ask(
+        self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0, promised: bool = False
+    ) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried. It has waited `waited_s` seconds, and
-        may wait `patience_s` more."""
+        may wait `patience_s` more. `promised`: it had an engine before."""
         inference, prompt = self.inference, self.prompt
         return Ask(
             pool=self.pool.name,
@@ -56,6 +58,7 @@ class Call(Struct, frozen=True):
             waited_s=waited_s,
             tier=self.tier,
             tenant=self.principal.tenant_id,
+            promised=promised,
         )
 
     def to_engine(self, endpoint: Endpoint, rank: int) -> tuple[bytes, bytes]:

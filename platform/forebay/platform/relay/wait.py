@@ -20,6 +20,7 @@ class Wait:
         self._loop = asyncio.get_running_loop()
         self._came_at = self.quiet_since = self._loop.time()
         self._waited_s = 0.0
+        self._promised = False  # it had an engine before
         self._task: asyncio.Task[object] | None = None  # while it waits
         self._left = False
         self._timer: asyncio.TimerHandle | None = None
@@ -31,7 +32,10 @@ class Wait:
         if client.left:
             raise ClientLeft
         ask = self.call.ask(
-            exclude, waited_s=began - self._came_at, patience_s=max(0.0, self._timeouts.queue - self._waited_s)
+            exclude,
+            waited_s=began - self._came_at,
+            patience_s=max(0.0, self._timeouts.queue - self._waited_s),
+            promised=self._promised,
         )
         self._task = asyncio.current_task()
         client.on_left = self._end
@@ -52,6 +56,7 @@ class Wait:
         result: Result = None
         try:
             result = await self._router.place(ask)
+            self._promised = self._promised or isinstance(result, Placed)
             self._stop()
             if self._beat is not None:
                 await self._beat
