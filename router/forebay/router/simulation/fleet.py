@@ -11,7 +11,7 @@ from forebay.router.simulation.arriving import Arrival, arrivals, live_tokens, r
 from forebay.router.simulation.blocks import Change
 from forebay.router.simulation.engine import Engine, EngineSpec, Request
 from forebay.router.simulation.policies import Policy, Send
-from forebay.router.simulation.workload import Instance
+from forebay.router.simulation.workload import Instance, Turn
 
 __all__ = ["GRACE_S", "Arrival", "EngineSpec", "Fleet", "Run", "arrivals", "live_tokens", "recorded"]
 

@@ -65,23 +65,22 @@ def forebay(tiers: Tiers = TIERS) -> Make:
     return functools.partial(Forebay, tiers=tiers)
 
 
-def flow_controls(in_flight: float) -> dict[str, Make]:
+def flow_controls(in_flight: float, *, short: bool = False) -> dict[str, Make]:
     """llm-d's, each way that it documents. `in_flight`: requests at each engine when the pool is full, to which the
-    limit of the concurrency detector is set, with a little more to look ahead, as its guides say to do."""
+    limit of the concurrency detector is set, with a little more to look ahead, as its guides say to do. `short`: its
+    queues' times are the objectives, which is not what is published."""
+    ttl_s = {tier.name: tier.ttft_s or tier.queue_s for tier in TIERS} if short else None
     detectors = {"utilization": utilization, "concurrency": concurrency(in_flight * 1.1 + 1)}
     ceilings = {"static": static, "holdback 0.5": holdback(0.5), "soft-reflective": soft_reflective}
     return {
         f"{detector}, {ceiling}": functools.partial(
-            FlowControl, priorities=PRIORITIES, saturation=saturation, ceilings=allowed
+            FlowControl, priorities=PRIORITIES, saturation=saturation, ceilings=allowed, ttl_s=ttl_s
         )
         for detector, saturation in detectors.items()
         for ceiling, allowed in ceilings.items()
     }
 
 
-def with_objectives(make: Make) -> Make:
-    """The same, its queues' times set to the objectives (which is not what is published)."""
-    return functools.partial(make, ttl_s={tier.name: tier.ttft_s or tier.queue_s for tier in TIERS})
 
 
 def sources(shares: Mapping[str, float] = SHARES) -> list[Source]:
@@ -119,7 +118,7 @@ def capacity(shape: Shape, seeds: Sequence[int]) -> Capacity:
     for name, make in ways.items():
         some = [_drained(shape, make, seed) for seed in seeds]
         means = [sum(one[at] for one in some) / len(some) for at in range(3)]
-        found.append(Capacity(*means, name))
+        found.append(Capacity(means[0], means[1], means[2], name))
     return max(found, key=lambda one: one.tokens_s)
 
 
