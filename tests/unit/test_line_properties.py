@@ -205,7 +205,7 @@ class Life(RuleBasedStateMachine):
     def nothing_is_told_twice_or_late(self) -> None:
         assert self.core.settled() == []
         assert {waiting.number for waiting in self.line} == set(self.live) == set(self.core._waiting)
-        assert self.line._bytes == sum(len(ask.keys) for ask, _, _ in self.live.values())
+        assert sum(self.line._bytes.values()) == sum(len(ask.keys) for ask, _, _ in self.live.values())
 
     @invariant()
     def loads_are_what_is_booked(self) -> None:

@@ -61,7 +61,7 @@ class Core:
             name: CorePool(name, endpoints, weights, blocks_per_holder=blocks_per_holder)
             for name, endpoints in pools.items()
         }
-        self.lines = {name: CoreLine(pool) for name, pool in self.pools.items()}
+        self.lines = {name: CoreLine(pool, self.tiers) for name, pool in self.pools.items()}
         self.peers = Peers(self.pools)
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}
@@ -85,13 +85,14 @@ class Core:
             return None
         keys = _keys(ask)
         options = pool.weigh(ask, keys, now)
-        waiting = Waiting(0, owner, ask, now, now, keys)
+        waiting = Waiting(0, owner, ask, now, now, keys, tier=self.tiers[ask.tier])
         return self._book(pool, waiting, options, choose(options), now) if options else None
 
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
         self._next += 1
         waiting = Waiting(self._next, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
+        waiting.tier = self.tiers[ask.tier]
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
         if line is None or not options:
@@ -142,8 +143,12 @@ class Core:
             max(1, ask.tokens), option.cached, waiting.keys, ask.exact, slow=option.slow,
         )  # fmt: skip
         self._bookings[booking.id] = booking
+        booking.placed_at, booking.since = now, waiting.since
+        booking.predicted_s, booking.prefill_s = option.predicted_s, option.prefill_s
         pool.book(booking, options, option, now, ask.session)
-        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone)
+        self.lines[ask.pool].booked(waiting, booking, option, now)
+        served = ask.tier if self.tiers[ask.tier] is waiting.tier else waiting.tier.name
+        return Placed(option.name, booking.id, option.cached, option.predicted_s, booking.alone, served)
 
     def explain(self, ask: Ask, now: float) -> list[Candidate]:
         """What `place` would weigh; books nothing."""
@@ -167,6 +172,7 @@ class Core:
     def ended(self, booking: int, outcome: Outcome, now: float) -> None:
         """The attempt is over. Telling it twice changes nothing."""
         if (known := self._bookings.pop(booking, None)) is not None:
+            self.lines[known.pool].ended(known, outcome, now)
             self.pools[known.pool].ended(known, outcome, now)
 
     def release_owner(self, owner: int, now: float) -> None:
@@ -186,7 +192,9 @@ class Core:
     def remove(self, pool: str, endpoint: str) -> None:
         """It is picked no more. What is booked on it has ended: whatever is told of those bookings later is nothing."""
         for booking in [one.id for one in self._bookings.values() if (one.pool, one.endpoint) == (pool, endpoint)]:
-            self.pools[pool].contexts.abandoned(self._bookings.pop(booking).context)
+            known = self._bookings.pop(booking)
+            self.pools[pool].contexts.abandoned(known.context)
+            self.lines[pool].lost(known)
         self.pools[pool].remove(endpoint)
 
     def group(self, pool: str, endpoint: str, group: Group) -> None:

@@ -5,21 +5,29 @@ import math
 from collections.abc import Iterator, Mapping
 
 from forebay.router.core_pool import CorePool
+from forebay.router.fairness import Counters, Shares, cost
+from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
+from forebay.router.routing import Outcome
+from forebay.router.tiers import Tiers
 from forebay.router.waiting import START_S, Line, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
 AGAIN_S = 0.05  # between two times that some are weighed of so many that not all can be at once
+_MOST_TOKENS = 1 << 24  # of one request: an engine that says more is not believed
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
 
 
 class CoreLine:
     """The line before one pool."""
 
-    def __init__(self, pool: CorePool) -> None:
+    def __init__(self, pool: CorePool, tiers: Tiers | None = None) -> None:
         self.pool = pool
-        self.line = Line()
+        self.tiers = tiers or Tiers()
+        self.counters = Counters()
+        self.shares = Shares(self.tiers)
+        self.line = Line(tiers=self.tiers, counters=self.counters, shares=self.shares)
         self._unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
         self._able: list[str] = []  # endpoints that were asked last
         self._weigh_at = 0.0  # when that may have changed
@@ -38,7 +46,7 @@ class CoreLine:
         options = self.options(waiting, now, ahead)
         if options:
             best = choose(options)
-            waiting.home, waiting.prefill_s = best.name, best.prefill_s
+            self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
         return options
 
     def opens(self, name: str, now: float) -> bool:
@@ -53,9 +61,34 @@ class CoreLine:
 
     def add(self, waiting: Waiting, home: Option) -> bool:
         """False: there is no room."""
-        waiting.home, waiting.prefill_s = home.name, home.prefill_s
+        self.line.weighed(waiting, home.name, home.prefill_s, _cost(waiting, home))
         self._unwanted.discard(home.name)
         return self.line.add(waiting)
+
+    def booked(self, waiting: Waiting, booking: Booking, option: Option, now: float) -> None:
+        """Charge its tenant, its session and its tier for what is expected of it."""
+        ask = waiting.ask
+        booking.tier, booking.tenant, booking.session = waiting.tier.name, ask.tenant, ask.session
+        booking.charged = _cost(waiting, option)
+        self.counters.placed(booking.tier, booking.tenant, booking.session, booking.charged)
+        self.shares.served(booking.tier, booking.charged, now)
+
+    def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
+        """Set right what was charged, by what was used."""
+        actual = booking.charged
+        if outcome.output is not None:
+            prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
+            cached = booking.cached if outcome.cached is None else outcome.cached
+            actual = cost(min(max(0, prompt - cached), _MOST_TOKENS), min(outcome.output, _MOST_TOKENS))
+        elif booking.waiting:  # nothing of it was seen
+            actual = 0.0
+        self.counters.ended(booking.tier, booking.tenant, booking.session, booking.charged, actual)
+        self.shares.served(booking.tier, actual - booking.charged, now)
+
+    def lost(self, booking: Booking) -> None:
+        """Its endpoint is gone, and with it what could be known of its use."""
+        charged = booking.charged
+        self.counters.ended(booking.tier, booking.tenant, booking.session, charged, charged)
 
     def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
         """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
@@ -97,3 +130,7 @@ class CoreLine:
             if able and not opened:
                 return
         self._unwanted = opened
+
+
+def _cost(waiting: Waiting, option: Option) -> float:
+    return cost(waiting.ask.tokens - option.cached, waiting.ask.output)

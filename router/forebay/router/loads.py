@@ -37,6 +37,15 @@ class Booking(Struct):
     first: bool = False  # nothing else waited there for its first token
     context: int = 0  # the number of its conversation
     slow: int = 0  # of what is cached, tokens in a slower tier
+    tier: str = ""  # as it is served
+    tenant: str = ""
+    session: str = ""
+    charged: float = 0.0  # tokens, as fairness counts them
+    placed_at: float = 0.0
+    since: float = 0.0  # when it was first asked for
+    predicted_s: float = 0.0  # to its first token, from `placed_at`
+    prefill_s: float = 0.0
+    told: bool = False  # it was to be stopped
 
 
 class Share(Struct, frozen=True, array_like=True):

@@ -272,5 +272,10 @@ def _fail(answer: "asyncio.Future[Any] | None", reason: str) -> None:
 
 def _at(placed: Placed, epoch: int) -> Placed:
     return Placed(
-        placed.endpoint, placed.booking | epoch << _EPOCH, placed.cached, placed.predicted_s, placed.alone
+        placed.endpoint,
+        placed.booking | epoch << _EPOCH,
+        placed.cached,
+        placed.predicted_s,
+        placed.alone,
+        placed.tier,
     )
