@@ -45,12 +45,13 @@ def main() -> None:
     print(f"==> {shape.replicas} engines, {can.rate:.1f} requests/s; seeds {', '.join(map(str, options.seeds))}")
     found: dict[str, Any] = {}
     for kind, heavy in KINDS.items():
-        print(f"\n    the heavy one asks for {kind}\n    {'policy':14}{'light':>12}{'heavy':>12}   heavy / light, by seed")
+        print(f"\n    the heavy one asks for {kind}\n    {'policy':14}{'light':>12}{'heavy':>12}   heavy / light by seed")
         for name, make in policies.items():
             served = [_served(make, shape, heavy, can.rate, seed) for seed in options.seeds]
             ratios = [one["heavy"] / max(1, one["light"]) for one in served]
             light, heavy_ = (statistics.fmean(one[tenant] for one in served) for tenant in ("light", "heavy"))
-            print(f"    {name:14}{light:12,.0f}{heavy_:12,.0f}   {' '.join(f'{one:.3f}' for one in ratios)}", flush=True)
+            by_seed = " ".join(f"{one:.3f}" for one in ratios)
+            print(f"    {name:14}{light:12,.0f}{heavy_:12,.0f}   {by_seed}", flush=True)
             found.setdefault(kind, {})[name] = [round(one, 4) for one in ratios]
     worst = max(abs(ratio - 1) for one in found.values() for ratio in one["forebay"])
     print(json.dumps({"unequal_at_most": round(worst, 4), "heavy_by_light": found, "seeds": list(options.seeds)}))

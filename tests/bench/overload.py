@@ -190,9 +190,12 @@ def main() -> None:
     )
     variant = best_variant(can, shape, options.seeds, options.processes)
     print(f"    llm-d below: {variant}", flush=True)
-    published = flow_controls(can.in_flight)[variant]
-    _makes.update({"forebay": forebay(), "llm-d": published, "llm-d, short": flow_controls(can.in_flight, short=True)[variant],
-                   "first-come": FirstCome})  # fmt: skip
+    _makes.update({
+        "forebay": forebay(),
+        "llm-d": flow_controls(can.in_flight)[variant],
+        "llm-d, short": flow_controls(can.in_flight, short=True)[variant],
+        "first-come": FirstCome,
+    })  # fmt: skip
     names = options.policies or ["forebay", "llm-d", "llm-d, short", "first-come"]
     trials = [Trial(name, at, can.rate * at, seed, shape) for name in names for at in options.demands
               for seed in options.seeds]  # fmt: skip

@@ -19,7 +19,7 @@ QUEUE, KV = 5.0, 0.8  # an engine with so many waiting, or so much of its cache 
 _NEVER = float("inf")
 
 Saturation = Callable[[Sequence[Engine]], float]
-Ceilings = Callable[[int, float], float]  # of how many bands, how saturated: the highest band's is 1
+Ceilings = Callable[[float, float], float]  # of where a band stands (0: highest, 1: lowest), and saturation
 
 
 def utilization(engines: Sequence[Engine]) -> float:
