@@ -99,14 +99,16 @@ class Core:
             self._settled.append(Settled(waiting.number, owner, None))
             return waiting.number
         best = choose(options)
-        if not line.line and line.opens(best.name, now):
+        if (refused := line.admit(waiting, best, now)) is not None:
+            self._settled.append(Settled(waiting.number, owner, refused))
+        elif not line.line and line.opens(best.name, now, waiting.tier):
             placed = self._book(line.pool, waiting, options, best, now)
             self._settled.append(Settled(waiting.number, owner, placed))
         elif line.add(waiting, best):
             self._waiting[waiting.number] = waiting
             self.pump(ask.pool, now)
         else:
-            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s())))
+            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s(), waiting.tier.name)))
         return waiting.number
 
     def pump(self, pool: str, now: float) -> None:
@@ -114,6 +116,7 @@ class Core:
         line = self.lines.get(pool)
         if line is None or not line.line:
             return
+        line.gate.pace.passed(now, waits=True)
         for waiting, options in line.ready(now):
             self._settle(waiting, self._book(line.pool, waiting, options, choose(options), now) if options else None)
 
@@ -167,6 +170,7 @@ class Core:
     def begun(self, booking: int, now: float) -> None:
         """The first token came."""
         if (known := self._bookings.get(booking)) is not None:
+            self.lines[known.pool].begun(known, now)
             self.pools[known.pool].begun(known, now)
 
     def ended(self, booking: int, outcome: Outcome, now: float) -> None:
@@ -258,9 +262,10 @@ class Core:
             pool.blend()
         for line in self.lines.values():
             if overdue := line.line.overdue(now):
-                late = Refused(Why.LATE, line.wait_s())
+                seconds = line.wait_s()
                 for waiting in overdue:
-                    self._settle(waiting, late)
+                    self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
+            line.tick(now)
 
 
 def _keys(ask: Ask) -> Keys:

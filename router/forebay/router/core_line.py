@@ -4,12 +4,13 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 
+from forebay.router.admission import Ahead, Gate, learnt
 from forebay.router.core_pool import CorePool
 from forebay.router.fairness import Counters, Shares, cost
 from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
-from forebay.router.routing import Outcome
-from forebay.router.tiers import Tiers
+from forebay.router.routing import Outcome, Refused
+from forebay.router.tiers import Shed, Tier, Tiers
 from forebay.router.waiting import START_S, Line, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
@@ -27,8 +28,9 @@ class CoreLine:
         self.tiers = tiers or Tiers()
         self.counters = Counters()
         self.shares = Shares(self.tiers)
+        self.gate = Gate(self.tiers)
         self.line = Line(tiers=self.tiers, counters=self.counters, shares=self.shares)
-        self._unwanted: set[str] = set()  # endpoints with room that nobody who waits would go to
+        self._unwanted: set[tuple[str, str]] = set()  # tiers and endpoints with room for them that nobody would go to
         self._able: list[str] = []  # endpoints that were asked last
         self._weigh_at = 0.0  # when that may have changed
 
@@ -49,10 +51,45 @@ class CoreLine:
             self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
         return options
 
-    def opens(self, name: str, now: float) -> bool:
-        """Whether the endpoint would start more work soon."""
-        member = self.pool.members[name]
-        return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s <= START_S
+    def opens(self, name: str, now: float, tier: Tier | None = None) -> bool:
+        """Whether the endpoint would start more work of a tier soon."""
+        member, tier = self.pool.members[name], tier or next(iter(self.tiers))
+        ahead_s = member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s
+        return self.gate.opens(tier, ahead_s, member.load.in_flight, short=self.shares.short(tier.name))
+
+    def admit(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
+        """Why a newcomer is not let in; else it is in the tier that it will be served in."""
+        gate, tier = self.gate, waiting.tier
+        refused: Refused | None = None
+        if not waiting.promised and learnt(self.pool.rates) and self.line:
+            asked: Tier | None = tier
+            while asked is not None:
+                waiting.tier = asked
+                found = self._judged(waiting, best, now)
+                if found is None:
+                    break
+                refused = refused or found
+                asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
+            else:
+                waiting.tier = tier
+                return refused
+        gate.came(waiting.tier, best.prefill_s, now)
+        if waiting.tier.shed is Shed.SHED and waiting.tier.ttft_s is not None and not waiting.promised:
+            waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
+        return None
+
+    def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
+        """All that waits in its tier is an easy bound; where exactly it stands is looked for where that matters."""
+        tier, line = waiting.tier, self.line
+        able = sum(map(self.pool.takes, self.pool.members.values()))
+        bands = line.bands(now, tier.name)
+        higher_s = sum(line.seconds.get(band, 0.0) for band in bands[: bands.index(tier.name)])
+        most = Ahead(higher_s, line.seconds.get(tier.name, 0.0))
+        if self.gate.refusal(waiting, tier, best, most, able, now) is None:
+            return None
+        waiting.prefill_s, waiting.cost = best.prefill_s, _cost(waiting, best)
+        _, higher_s, own_s = line.ahead(waiting, now)
+        return self.gate.refusal(waiting, tier, best, Ahead(higher_s, own_s), able, now)
 
     def wait_s(self) -> float:
         """Seconds until what waits now will have begun, about."""
@@ -62,7 +99,7 @@ class CoreLine:
     def add(self, waiting: Waiting, home: Option) -> bool:
         """False: there is no room."""
         self.line.weighed(waiting, home.name, home.prefill_s, _cost(waiting, home))
-        self._unwanted.discard(home.name)
+        self._unwanted.discard((waiting.tier.name, home.name))
         return self.line.add(waiting)
 
     def booked(self, waiting: Waiting, booking: Booking, option: Option, now: float) -> None:
@@ -72,10 +109,25 @@ class CoreLine:
         booking.charged = _cost(waiting, option)
         self.counters.placed(booking.tier, booking.tenant, booking.session, booking.charged)
         self.shares.served(booking.tier, booking.charged, now)
+        if self.line:
+            self.gate.pace.worked += option.prefill_s
+
+    def begun(self, booking: Booking, now: float) -> None:
+        if booking.waiting and booking.tells:
+            tier = self.tiers[booking.tier]
+            self.gate.saw(tier, now - booking.since, tier.ttft_s, booking.prefill_s)
+
+    def tick(self, now: float) -> None:
+        self.gate.pace.passed(now, waits=bool(self.line))
+        self.gate.breathe(member.load.in_flight for member in self.pool.members.values())
 
     def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
         """Set right what was charged, by what was used."""
         actual = booking.charged
+        if outcome.decode_s is not None and (outcome.output or 0) > 1:
+            assert outcome.output is not None
+            tier = self.tiers[booking.tier]
+            self.gate.saw(tier, outcome.decode_s / (outcome.output - 1), tier.tpot_s)
         if outcome.output is not None:
             prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
             cached = booking.cached if outcome.cached is None else outcome.cached
@@ -95,9 +147,11 @@ class CoreLine:
         is to be booked before the next is asked for."""
         pool = self.pool
         able = [name for name, member in pool.members.items() if pool.takes(member)]
-        opened = {name for name in able if self.opens(name, now)}
+        tiers = [self.tiers[name] for name in self.line.tiers]
+        opened = {tier.name: {name for name in able if self.opens(name, now, tier)} for tier in tiers}
+        pairs = {(tier, name) for tier, names in opened.items() for name in names}
         changed, self._able = able != self._able, able
-        if able and not changed and not opened - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
+        if able and not changed and not pairs - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
             return
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
@@ -108,8 +162,8 @@ class CoreLine:
         oldest = min((one.weighed_at for one in ordered if one.number not in looked), default=now)
         self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
         for waiting in ordered:
-            home = waiting.home
-            if waiting.number not in looked and home in ahead and home not in opened:
+            home, mine = waiting.home, opened[waiting.tier.name]
+            if waiting.number not in looked and home in ahead and home not in mine:
                 ahead[home] += waiting.prefill_s
                 continue
             options = self._weighed(waiting, now, ahead)
@@ -117,19 +171,25 @@ class CoreLine:
                 yield waiting, options
                 continue
             best = choose(options)
-            if waiting.held_at < now and best.name in opened and ahead[best.name] <= START_S:
+            if waiting.held_at < now and best.name in mine and ahead[best.name] <= START_S:
                 waiting.held_at = -math.inf  # what it is sent there for must be there now
                 options = self._weighed(waiting, now, ahead)
                 best = choose(options)
-            if best.name not in opened or ahead[best.name] > START_S:
+            if best.name not in mine or ahead[best.name] > START_S:
                 ahead[best.name] += best.prefill_s
                 continue
             yield waiting, options
-            if not pool.takes(pool.members[best.name]) or not self.opens(best.name, now):
-                opened.discard(best.name)
-            if able and not opened:
+            self._shut(opened, best.name, now)
+            if able and not any(opened.values()):
                 return
-        self._unwanted = opened
+        self._unwanted = {(tier, name) for tier, names in opened.items() for name in names}
+
+    def _shut(self, opened: dict[str, set[str]], name: str, now: float) -> None:
+        """It was given something: for whom does it have room still?"""
+        taken = not self.pool.takes(self.pool.members[name])
+        for tier, names in opened.items():
+            if taken or not self.opens(name, now, self.tiers[tier]):
+                names.discard(name)
 
 
 def _cost(waiting: Waiting, option: Option) -> float:
