@@ -29,6 +29,7 @@ class SharedRouter:
         self.endpoints = {"main": {"e-0": EndpointState("main", "e-0", Health.UP, "", 8192)}}
         self.next_booking = 1
         self.explained = 1
+        self.evicting: dict[int, Callable[[int], None]] = {}
 
     def place(self, ask: Ask, owner: int, tell: Callable[[Result], None]) -> int | None:
         self.asked.append(ask)
@@ -37,6 +38,12 @@ class SharedRouter:
             return len(self.asked)
         tell(self._booked(ask, owner))
         return None
+
+    def within_s(self, number: int) -> float:
+        return self.waiting[number][0].patience_s
+
+    def listen_evictions(self, owner: int, tell: Callable[[int], None]) -> None:
+        self.evicting[owner] = tell
 
     def withdraw(self, number: int) -> None:
         self.heard.append(("withdrawn", number))

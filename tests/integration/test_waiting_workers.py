@@ -85,7 +85,7 @@ async def test_two_workers_requests_wait_in_one_line_and_one_that_leaves_is_out_
         assert await waiting(door) == 0
         async with httpx.AsyncClient(base_url=door.url) as client:
             metrics = (await client.get("/metrics")).text
-        assert 'forebay_wait_seconds_count{pool="main",worker="router"} 5.0' in metrics
+        assert 'forebay_wait_seconds_count{pool="main",tier="default",worker="router"} 5.0' in metrics
         assert 'forebay_endpoint_in_flight{endpoint="engine-0",pool="main",worker="router"} 0.0' in metrics
 
 

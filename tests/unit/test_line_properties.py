@@ -191,6 +191,9 @@ class Life(RuleBasedStateMachine):
                 case Refused(why=Why.LATE, retry_s=seconds):
                     assert until <= now
                     assert seconds >= 0
+                case Refused(why=Why.DEADLINE | Why.CAPACITY | Why.FULL, retry_s=seconds):
+                    assert seconds > 0
+                    assert not ask.exclude or settled.result.why is Why.FULL
                 case None:
                     pool = self.table.pool
                     assert not [

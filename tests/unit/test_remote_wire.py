@@ -12,6 +12,7 @@ from forebay.router.remote.wire import (
     Answered,
     Begun,
     Ended,
+    Evict,
     Failed,
     FrameError,
     Framer,
@@ -70,7 +71,8 @@ def test_what_the_router_says_survives_the_wire() -> None:
     said = [
         PlaceAnswer(1, Placed("e-0", 7, 64, 0.25, True)),
         PlaceAnswer(2),
-        Waits(3),
+        Waits(3, 60.0),
+        Evict(7),
         PlaceAnswer(3, None, Refused(Why.LATE, 2.5)),
         States([state], True),
     ]

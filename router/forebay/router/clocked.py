@@ -2,7 +2,7 @@
 
 import asyncio
 
-from forebay.router.dispatch import Dispatch, Tell
+from forebay.router.dispatch import Dispatch, Tell, TellEviction
 from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Reading, Result
 
 
@@ -47,6 +47,9 @@ class LocalRouter(_Clocked):
         result = self._dispatch.request(ask)
         return await self._wait(result, ask) if isinstance(result, int) else result
 
+    def listen_evictions(self, tell: TellEviction) -> None:
+        self._dispatch.listen_evictions(tell)
+
     async def explain(self, ask: Ask) -> Explanation:
         return self._dispatch.explain(ask)
 
@@ -84,6 +87,12 @@ class SharedRouter(_Clocked):
             return None
         self._dispatch.hear(result, ask, tell, owner)
         return result
+
+    def within_s(self, number: int) -> float:
+        return self._dispatch.within_s(number)
+
+    def listen_evictions(self, owner: int, tell: TellEviction) -> None:
+        self._dispatch.listen_evictions(tell, owner)
 
     def withdraw(self, number: int) -> None:
         self._dispatch.withdraw(number)

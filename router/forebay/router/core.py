@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
+from forebay.router.eviction import victims
 from forebay.router.health import Failed, Finding
 from forebay.router.loads import NO_KEYS, Booking
 from forebay.router.peers import Peers
@@ -66,6 +67,7 @@ class Core:
         self._bookings: dict[int, Booking] = {}
         self._waiting: dict[int, Waiting] = {}
         self._settled: list[Settled] = []
+        self._evicted: list[tuple[int, int]] = []
         self._next = 0
 
     def __repr__(self) -> str:
@@ -75,6 +77,9 @@ class Core:
     def bookings(self) -> int:
         """How many are held."""
         return len(self._bookings)
+
+    def booked(self, number: int) -> Booking | None:
+        return self._bookings.get(number)
 
     # -- requests
 
@@ -95,6 +100,13 @@ class Core:
         waiting.tier = self.tiers[ask.tier]
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
+        if line is not None and not options and line.cold(waiting, now):
+            waiting.until = max(waiting.until, waiting.cold_until)
+            if line.line.add(waiting):
+                self._waiting[waiting.number] = waiting
+            else:
+                self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, 1.0, waiting.tier.name)))
+            return waiting.number
         if line is None or not options:
             self._settled.append(Settled(waiting.number, owner, None))
             return waiting.number
@@ -118,7 +130,19 @@ class Core:
             return
         line.gate.pace.passed(now, waits=True)
         for waiting, options in line.ready(now):
+            if not options and line.cold(waiting, now):
+                continue
             self._settle(waiting, self._book(line.pool, waiting, options, choose(options), now) if options else None)
+
+    def within_s(self, number: int, now: float) -> float:
+        """Seconds within which something becomes of a request that waits."""
+        waiting = self._waiting.get(number)
+        return max(0.0, waiting.until - now) if waiting is not None else 0.0
+
+    def evictions(self) -> "list[tuple[int, int]]":
+        """Owners and bookings that are to be stopped for requests of higher tiers, since this was last asked."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def settled(self) -> "list[Settled]":
         """What became of requests since this was last asked."""
@@ -129,6 +153,13 @@ class Core:
         """Nobody wants the answer any more. One that is placed already must be ended instead."""
         if (waiting := self._waiting.pop(number, None)) is not None:
             self.lines[waiting.ask.pool].line.remove(number)
+
+    def _evict(self, line: CoreLine, now: float) -> None:
+        if len(self.tiers) > 1:
+            running = [one for one in self._bookings.values() if one.pool == line.pool.name]
+            for booking in victims(self.tiers, line.line, running, now):
+                booking.told = True
+                self._evicted.append((booking.owner, booking.id))
 
     def _settle(self, waiting: Waiting, result: Result) -> None:
         self.lines[waiting.ask.pool].line.remove(waiting.number)
@@ -266,6 +297,7 @@ class Core:
                 for waiting in overdue:
                     self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
             line.tick(now)
+            self._evict(line, now)
 
 
 def _keys(ask: Ask) -> Keys:

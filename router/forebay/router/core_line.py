@@ -9,7 +9,7 @@ from forebay.router.core_pool import CorePool
 from forebay.router.fairness import Counters, Shares, cost
 from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
-from forebay.router.routing import Outcome, Refused
+from forebay.router.routing import Ask, Candidate, Explanation, Outcome, Refused
 from forebay.router.tiers import Shed, Tier, Tiers
 from forebay.router.waiting import START_S, Line, Waiting
 
@@ -47,6 +47,7 @@ class CoreLine:
         waiting.weighed_at = now
         options = self.options(waiting, now, ahead)
         if options:
+            waiting.cold_until = math.inf
             best = choose(options)
             self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
         return options
@@ -78,6 +79,19 @@ class CoreLine:
             waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
         return None
 
+    def explain(self, ask: Ask, candidates: list[Candidate], chosen: Candidate, now: float) -> Explanation:
+        """What would become of a request; changes nothing."""
+        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, prefill_s=chosen.prefill_s, tier=self.tiers[ask.tier])
+        waiting.cost = cost(ask.tokens - chosen.cached, ask.output)
+        able = sum(map(self.pool.takes, self.pool.members.values()))
+        before, higher_s, own_s = self.line.ahead(waiting, now)
+        ahead = Ahead(higher_s, own_s)
+        refused = None
+        if learnt(self.pool.rates) and not waiting.promised:
+            refused = self.gate.refusal(waiting, chosen, ahead, able, now)
+        predicted_s = self.gate.wait_s(waiting.tier, ahead, able, now) + chosen.predicted_s
+        return Explanation(candidates, before, waiting.tier.name, predicted_s, refused)
+
     def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
         """All that waits in its tier is an easy bound; where exactly it stands is looked for where that matters."""
         tier, line = waiting.tier, self.line
@@ -85,11 +99,18 @@ class CoreLine:
         bands = line.bands(now, tier.name)
         higher_s = sum(line.seconds.get(band, 0.0) for band in bands[: bands.index(tier.name)])
         most = Ahead(higher_s, line.seconds.get(tier.name, 0.0))
-        if self.gate.refusal(waiting, tier, best, most, able, now) is None:
+        if self.gate.refusal(waiting, best, most, able, now) is None:
             return None
         waiting.prefill_s, waiting.cost = best.prefill_s, _cost(waiting, best)
         _, higher_s, own_s = line.ahead(waiting, now)
-        return self.gate.refusal(waiting, tier, best, Ahead(higher_s, own_s), able, now)
+        return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
+
+    def cold(self, waiting: Waiting, now: float) -> bool:
+        """Whether it waits for an endpoint to come: none may be asked, and its tier says that it may wait so long."""
+        if waiting.tier.cold_s <= 0 or any(map(self.pool.takes, self.pool.members.values())):
+            return False
+        waiting.cold_until = min(waiting.cold_until, now + waiting.tier.cold_s)
+        return now < waiting.cold_until
 
     def wait_s(self) -> float:
         """Seconds until what waits now will have begun, about."""

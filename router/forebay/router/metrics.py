@@ -120,11 +120,24 @@ def _pools(pools: list[CorePool]) -> Iterator[Metric]:
 
 def _lines(lines: Iterable[CoreLine]) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
-        "forebay_requests_waiting", "Requests that wait in the router until an engine has room", labels=["pool"]
+        "forebay_requests_waiting", "Requests that wait in the router until an engine has room",
+        labels=["pool", "tier"],
+    )  # fmt: skip
+    part = GaugeMetricFamily(
+        "forebay_tier_part", "A tier's part of the tokens that a pool served lately, 0 to 1", labels=["pool", "tier"]
+    )
+    room = GaugeMetricFamily(
+        "forebay_tier_ceiling", "Requests at an endpoint at which it gets no more of a tier", labels=["pool", "tier"]
     )
     for line in lines:
-        waiting.add_metric([line.pool.name], len(line.line))
-    yield waiting
+        there = line.line.tiers
+        for number, tier in enumerate(line.tiers):
+            labels = [line.pool.name, tier.name]
+            waiting.add_metric(labels, there.get(tier.name, 0))
+            part.add_metric(labels, line.shares.part(tier.name))
+            if number:
+                room.add_metric(labels, line.gate.rooms[tier.name] * line.gate.part(tier))
+    yield from (waiting, part, room)
 
 
 def _indexes(pools: list[CorePool]) -> Iterator[Metric]:

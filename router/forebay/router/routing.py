@@ -1,6 +1,6 @@
 """What is asked of a router and what it answers: the same whether it runs in this process or behind a socket."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Protocol
 
@@ -80,7 +80,7 @@ class Ask(Struct, frozen=True):
     engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
     projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
     long it has waited already, at earlier attempts. `tier`: as asked for and allowed. `tenant`: whose work it is, an
-    opaque id."""
+    opaque id. `promised`: it was let in before, and is not refused for what is predicted now."""
 
     pool: str
     keys: bytes
@@ -94,6 +94,7 @@ class Ask(Struct, frozen=True):
     waited_s: float = 0.0
     tier: str = DEFAULT
     tenant: str = ""
+    promised: bool = False
 
 
 class Placed(Struct, frozen=True):
@@ -151,10 +152,14 @@ class Candidate(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """What a placement would weigh. `before`: how many requests wait in the pool that would be placed before it."""
+    """What a placement would weigh. `before`: how many requests wait in the pool that would be placed before it.
+    `predicted_s`: to its first token, with those. `refused`: why it would not be let in, if so."""
 
     candidates: list[Candidate]
     before: int = 0
+    tier: str = DEFAULT  # that it would be served in
+    predicted_s: float = 0.0
+    refused: Refused | None = None
 
 
 class Outcome(Struct, frozen=True):
@@ -216,6 +221,10 @@ class Router(Protocol):
 
     def answered(self, pool: str, endpoint: str) -> None:
         """The endpoint answered a request."""
+
+    def listen_evictions(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with each booking that is to be stopped for a request of a higher tier. It stays booked until
+        `ended` is told of it."""
 
     def states(self, pool: str) -> dict[str, EndpointState]:
         """The endpoints of a pool by name, as last heard."""

@@ -49,8 +49,8 @@ class Waiting(Struct, eq=False):
 
     @property
     def promised(self) -> bool:
-        """It was admitted once: at another attempt it has waited, or was tried."""
-        return self.ask.waited_s > 0 or bool(self.ask.exclude)
+        """It was admitted once: at another attempt it is said to be, or was tried elsewhere."""
+        return self.ask.promised or bool(self.ask.exclude)
 
 
 Order = Callable[[Waiting, float], float]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from forebay.router.remote.wire import (
     Answered,
     Begun,
     Ended,
+    Evict,
     Explain,
     ExplainAnswer,
     Failed,
@@ -56,6 +57,7 @@ class RemoteRouter:
         self._connected = asyncio.Event()
         self._states: dict[str, dict[str, EndpointState]] = {}
         self.roster = Roster()
+        self._evicting: list[Callable[[int], None]] = []
 
     def __repr__(self) -> str:
         return f"<RemoteRouter {self.path} {'connected' if self.connected else 'away'}>"
@@ -132,6 +134,14 @@ class RemoteRouter:
     def states(self, pool: str) -> dict[str, EndpointState]:
         return self._states.get(pool, {})
 
+    def listen_evictions(self, tell: Callable[[int], None]) -> None:
+        self._evicting.append(tell)
+
+    def evict(self, booking: int) -> None:
+        """Of the connection: a booking is to be stopped."""
+        for tell in self._evicting:
+            tell(booking)
+
     # -- the connection
 
     async def _ready_link(self) -> "_Link":
@@ -172,7 +182,6 @@ class _Asked(Struct):
 
     at: float
     within: float
-    patience_s: float
     answer: "asyncio.Future[Any] | None"
 
     @property
@@ -194,7 +203,7 @@ class _Link(Channel[FromRouter]):
 
     async def ask(self, question: Place | Explain) -> Any:
         answer: asyncio.Future[Any] = self._loop.create_future()
-        asked = _Asked(self._loop.time(), self._deadline, question.ask.patience_s, answer)
+        asked = _Asked(self._loop.time(), self._deadline, answer)
         self._asked[question.id] = asked
         self.tell(question)
         self._expire_at(asked.due)
@@ -220,10 +229,12 @@ class _Link(Channel[FromRouter]):
             self._answered(message.id, message.explanation)
         elif isinstance(message, Waits):
             if (asked := self._asked.get(message.id)) is not None:
-                asked.within = asked.patience_s + self._deadline
+                asked.within = message.within_s + self._loop.time() - asked.at + self._deadline
         elif isinstance(message, States):
             self.welcome = self.welcome or message.whole
             self._router.heard(message)
+        elif isinstance(message, Evict):
+            self._router.evict(message.booking | self._epoch << _EPOCH)
         elif isinstance(message, Specs):
             self._router.roster.change(message.pool, message.endpoints)
         else:

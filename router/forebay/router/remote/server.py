@@ -15,6 +15,7 @@ from forebay.router.remote.wire import (
     Answered,
     Begun,
     Ended,
+    Evict,
     Explain,
     ExplainAnswer,
     Failed,
@@ -41,6 +42,12 @@ class Shared(Protocol):
 
     def place(self, ask: Ask, owner: int, tell: Callable[[Result], None]) -> int | None:
         """Call `tell`, once, with what becomes of a request. It waits if there is a number, to withdraw it by."""
+
+    def within_s(self, number: int) -> float:
+        """Seconds within which `tell` is called."""
+
+    def listen_evictions(self, owner: int, tell: Callable[[int], None]) -> None:
+        """Call `tell` with what it has booked and is to stop, until it is released."""
 
     def withdraw(self, number: int) -> None:
         """`tell` is not called any more."""
@@ -209,7 +216,7 @@ class _Link(Channel[FromWorker]):
         number = self._router.place(ask, self._owner, tell)
         if number is not None:
             self._unanswered[question] = number
-            self.tell(Waits(question))
+            self.tell(Waits(question, self._router.within_s(number)))
 
     def _withdraw(self, question: int) -> None:
         """One that is answered already is given back by the worker, who finds the answer on its way."""
@@ -231,6 +238,7 @@ class _Link(Channel[FromWorker]):
         else:
             self._greeting.cancel()
             self.peer, self.greeted = message.worker[:64], True
+            self._router.listen_evictions(self._owner, lambda booking: self.tell(Evict(booking)))
             for pool, specs in self._server.roster.pools.items():
                 self.tell(Specs(pool, list(specs)))
             self.tell_states(list(self._server.endpoints().values()), whole=True)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from forebay.router.endpoints import EndpointSpec
 from forebay.router.routing import Ask, EndpointState, Explanation, Outcome, Placed, Refused
 
-VERSION = 4
+VERSION = 5
 FRAME_LIMIT = 8 << 20  # bytes; the keys of the longest context are 2 MiB
 
 
@@ -110,13 +110,20 @@ class Withdraw(Struct, frozen=True, array_like=True, tag=14):
 
 
 class Waits(Struct, frozen=True, array_like=True, tag=15):
-    """A `Place` is not answered at once: it may take as long as its request may wait."""
+    """A `Place` is not answered at once, but within so many seconds."""
 
     id: int
+    within_s: float
+
+
+class Evict(Struct, frozen=True, array_like=True, tag=16):
+    """What is booked is to be stopped, for a request of a higher tier; `Ended` says when it is."""
+
+    booking: int
 
 
 FromWorker = Hello | Place | Explain | Begun | Ended | Failed | Answered | Query | Reply | Withdraw
-FromRouter = PlaceAnswer | ExplainAnswer | States | Specs | Query | Reply | Waits
+FromRouter = PlaceAnswer | ExplainAnswer | States | Specs | Query | Reply | Waits | Evict
 T = TypeVar("T")
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
