@@ -18,6 +18,7 @@ from forebay.router.waiting import START_S, Waiting
 
 PACE_S = 10.0  # over which the pace and what comes are averaged
 PRIOR_S = 1.0  # of a pace of one second of prefill a second at each endpoint, that is taken to be seen
+FASTEST = 1.25  # seconds of prefill a second at an endpoint: predictions may be long
 LEAST_PACE = 0.02  # of the pace, that is left for the lowest
 SURE = 0.75  # of what is allowed: predictions err, and a line that is full to the brim serves everybody too late
 OBSERVED = 3  # prefills to be learnt before anybody is refused by a prediction
@@ -30,23 +31,25 @@ LONGEST_RETRY_S = 600.0
 
 
 class Pace(Struct):
-    """Seconds of prefill that the line is given a second, while any wait."""
+    """Seconds of prefill that a pool is given a second while any wait; about one for each endpoint, and fewer where
+    answers that are generated slow it down or a ceiling keeps it back."""
 
     worked: float = 0.0
     time: float = 0.0
     at: float = -inf
 
     def passed(self, now: float, *, waits: bool) -> None:
-        passed = min(max(0.0, now - self.at), 60.0)
+        passed = min(max(0.0, now - self.at), 60.0) if self.at > -inf else 0.0
         self.at = now
         decay = exp(-passed / PACE_S)
         self.worked *= decay
         self.time *= decay
         if waits:
-            self.time += passed
+            self.time += min(passed, 1.0)
 
     def rate(self, able: int) -> float:
-        return (self.worked + PRIOR_S * max(1, able)) / (self.time + PRIOR_S)
+        able = max(1, able)
+        return min((self.worked + PRIOR_S * able) / (self.time + PRIOR_S), FASTEST * able)
 
 
 class Coming(Struct):

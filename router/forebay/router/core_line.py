@@ -130,8 +130,7 @@ class CoreLine:
         booking.charged = _cost(waiting, option)
         self.counters.placed(booking.tier, booking.tenant, booking.session, booking.charged)
         self.shares.served(booking.tier, booking.charged, now)
-        if self.line:
-            self.gate.pace.worked += option.prefill_s
+        self.gate.pace.worked += option.prefill_s
 
     def begun(self, booking: Booking, now: float) -> None:
         if booking.waiting and booking.tells:
