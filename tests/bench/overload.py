@@ -101,7 +101,7 @@ def _short(one: Figures) -> str:
 def mean(results: Sequence[Result], policy: str, demand: float) -> dict[str, float]:
     """Over the seeds; of what is promised to the interactive tier also the worst."""
     some = [one.figures for one in results if (one.trial.policy, one.trial.demand) == (policy, demand)]
-    found = {"goodput": statistics.fmean(one.goodput for one in some)}
+    found = {key: statistics.fmean(getattr(one, key) for one in some) for key in ("goodput", "goodput_work", "reuse")}
     for tier in TIERS:
         parts = [one.tiers[tier.name] for one in some]
         found[f"{tier.name}_met"] = statistics.fmean(one.met for one in parts)
@@ -120,8 +120,8 @@ def mean(results: Sequence[Result], policy: str, demand: float) -> dict[str, flo
 
 
 def table(results: Sequence[Result], policies: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    print(f"\n    {'policy':16}{'demand':>7}{'interact.':>10}{'worst':>7}{'standard':>9}{'batch':>7}{'goodput':>9}"
-          f"{'lowest':>8}{'refused: int. std. batch':>26}{'after s p50':>12}{'p99':>7}{'fair':>6}{'stopped':>8}"
+    print(f"\n    {'policy':16}{'demand':>7}{'interact.':>10}{'worst':>7}{'standard':>9}{'batch':>7}{'goodput':>9}{'computed':>9}"
+          f"{'reuse':>7}{'lowest':>8}{'refused: int. std. batch':>26}{'after s p50':>12}{'p99':>7}{'fair':>6}{'stopped':>8}"
           f"{'CPU s':>7}")  # fmt: skip
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name in policies:
@@ -130,7 +130,8 @@ def table(results: Sequence[Result], policies: Sequence[str]) -> dict[str, dict[
             refused = " ".join(f"{one[f'{tier.name}_refused']:6.1%}" for tier in TIERS)
             print(
                 f"    {name:16}{demand:7.0%}{one['interactive_met']:10.2%}{one['interactive_worst']:7.1%}"
-                f"{one['standard_met']:9.1%}{one['batch_met']:7.1%}{one['goodput']:9,.0f}{one['lowest_share']:8.1%}"
+                f"{one['standard_met']:9.1%}{one['batch_met']:7.1%}{one['goodput']:9,.0f}{one['goodput_work']:9,.0f}"
+                f"{one['reuse']:7.1%}{one['lowest_share']:8.1%}"
                 f"{refused:>26}{one['refusal_p50_s']:12.3f}{one['refusal_p99_s']:7.2f}{one['fairness']:6.2f}"
                 f"{one['stopped']:8,.0f}{one['cpu_s']:7.1f}",
                 flush=True,
@@ -141,15 +142,19 @@ def table(results: Sequence[Result], policies: Sequence[str]) -> dict[str, dict[
 
 def summary(curve: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Of one policy. The interactive tier alone is at most 60 % of capacity at every demand here, so all count.
-    `goodput_kept`: the least beyond the peak, as a share of the peak; `lowest_share`: the least where demand is above
+    `goodput_kept`: the least beyond the peak, as a share of the peak, and `work_kept` the same of what was computed; `lowest_share`: the least where demand is above
     capacity."""
     demands = sorted(curve, key=float)
-    peak = max(demands, key=lambda one: curve[one]["goodput"])
-    beyond = [curve[one]["goodput"] for one in demands if float(one) >= float(peak)]
+
+    def kept(key: str) -> float:
+        peak = max(demands, key=lambda one: curve[one][key])
+        return round(min(curve[one][key] for one in demands if float(one) >= float(peak)) / curve[peak][key], 4)
+
     return {
         "interactive_met": min(one["interactive_worst"] for one in curve.values()),
-        "goodput_kept": round(min(beyond) / curve[peak]["goodput"], 4),
-        "goodput_peak": curve[peak]["goodput"],
+        "goodput_kept": kept("goodput"),
+        "work_kept": kept("goodput_work"),
+        "goodput_peak": max(one["goodput"] for one in curve.values()),
         "lowest_share": min(curve[one]["lowest_share"] for one in demands if float(one) > 1),
         "refusal_p50_s": max(one["refusal_p50_s"] for one in curve.values()),
         "fairness": min(one["fairness"] for one in curve.values()),
@@ -207,7 +212,7 @@ def main() -> None:
     retried = [Trial(name, at, can.rate * at, options.seeds[0], again) for name in names[:2] for at in TRIED]
     found_again = table(measured(retried, options.processes), names[:2])
     policies = {name: {**summary(curve), "by_demand": curve} for name, curve in found.items()}
-    result: dict[str, Any] = {key: policies[names[0]][key] for key in ("interactive_met", "goodput_kept")}
+    result: dict[str, Any] = {key: policies[names[0]][key] for key in ("interactive_met", "goodput_kept", "work_kept")}
     if not options.no_live:
         result["refusal_ms_p50"] = asyncio.run(refusal.bench())
     print(json.dumps({

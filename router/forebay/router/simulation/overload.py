@@ -27,7 +27,7 @@ from forebay.router.tiers import Shed, Tier, Tiers
 ENGINE = EngineSpec(prefill=8_000.0, capacity=300_000, block=BLOCK, chunk=512)
 REPLICAS = 4
 INTERACTIVE = Tier("interactive", 0, ttft_s=2.0, queue_s=10.0, shed=Shed.HOLD)
-STANDARD = Tier("standard", 1, ttft_s=10.0, queue_s=10.0, shed=Shed.HOLD)
+STANDARD = Tier("standard", 1, ttft_s=10.0, queue_s=8.0, shed=Shed.HOLD)  # what waits longer would come too late
 BATCH = Tier("batch", 2, queue_s=60.0, shed=Shed.SHED, share=0.05)
 TIERS = Tiers((INTERACTIVE, STANDARD, BATCH), "standard")
 PRIORITIES = {"interactive": 100, "standard": 0, "batch": -10}  # of llm-d-benchmark's `priority-mix`
@@ -153,12 +153,16 @@ class OfTier(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True):
-    """`goodput`: tokens a second of requests that ended in the measured part and met their objective. `refusal_s`: from
+    """`goodput`: tokens a second, prompts and answers, of requests that ended in the measured part and met their
+    objective; `goodput_work`: of those, tokens that were computed. Who comes back after a refusal finds less in caches,
+    so the first may fall while the second does not. `reuse`: which part of prompts was cached. `refusal_s`: from
     the arrival of refused requests to the refusal, the 50th and the 99th percentile. `fairness`: of the tier that asks
     for most, see `fair_share`."""
 
     tiers: dict[str, OfTier]
     goodput: float
+    goodput_work: float
+    reuse: float
     lowest_share: float
     refusal_s: tuple[float, float]
     fairness: float
@@ -178,6 +182,7 @@ def figures(run: Run, shape: Shape, tiers: Tiers = TIERS) -> Figures:
     served = [one for one in run.served if not one.stopped]
     everyone = [one for one in [*served, *run.refused, *run.unbegun] if shape.warm_s <= one.asked_at <= shape.until_s]
     ended = [one for one in served if shape.warm_s <= one.ended_at <= shape.until_s]
+    good = [one for one in ended if met(one, tiers[one.tier])]
     seconds = shape.until_s - shape.warm_s
     by_tier = {tier.name: _of(tier, everyone, ended, seconds) for tier in tiers}
     lowest = list(tiers)[-1].name
@@ -188,7 +193,9 @@ def figures(run: Run, shape: Shape, tiers: Tiers = TIERS) -> Figures:
     all_work = sum(one.work_s for one in by_tier.values())
     return Figures(
         by_tier,
-        sum(tokens(one) for one in ended if met(one, tiers[one.tier])) / seconds,
+        sum(tokens(one) for one in good) / seconds,
+        sum(work(one) for one in good) / seconds,
+        sum(one.cached for one in ended) / max(1, sum(one.turn.tokens for one in ended)),
         by_tier[lowest].work_s / all_work if all_work else 0.0,
         (_percentile(waits, 0.5), _percentile(waits, 0.99)),
         _fairness(everyone, max(shape.shares, key=shape.shares.__getitem__)),
