@@ -12,8 +12,14 @@ from forebay.router.loads import NOTHING, Share
 from forebay.router.peers import LASTING_S, Entry, Report
 from forebay.router.prefix.blocks import Removed
 from forebay.router.routing import Ask, Following, Group, Outcome, Placed, Refused, Role, Why
+from forebay.router.tiers import Shed, Tier, Tiers
 from tests.virtual import POOL, Table
 
+TIERS = Tiers([
+    Tier("fast", 0, ttft_s=1.0),
+    Tier("default", 1, ttft_s=4.0, shed=Shed.DOWNGRADE),
+    Tier("batch", 2, ttft_s=40.0, shed=Shed.SHED, share=0.2, cold_s=20.0),
+], "default")  # fmt: skip
 NAMES = ("a", "b", "c", "d")
 _names = st.sampled_from(NAMES)
 _counts = st.none() | st.integers(-5, 60_000)
@@ -32,7 +38,8 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = Table(*NAMES[:3])
+        self.table = Table(*NAMES[:3], tiers=TIERS)
+        self.evicted: set[int] = set()
         self.core = self.table.core
         self.line = self.core.lines[POOL].line
         self.live: dict[int, tuple[Ask, int, float]] = {}  # those that wait: what was asked, owner, deadline
@@ -47,20 +54,24 @@ class Life(RuleBasedStateMachine):
         chat=st.integers(0, 4), own=st.sampled_from([1, 40, 700, 4_000, 12_000]), output=st.integers(0, 400),
         stream=st.sampled_from([True, True, True, False]), without=st.sets(_names, max_size=2), owner=st.integers(0, 2),
         patience_s=st.sampled_from([0.0, 1.0, 30.0, 60.0]), waited_s=st.sampled_from([0.0, 0.0, 20.0]),
-        session=st.sampled_from(["", "", "s", "t"]), times=st.sampled_from([1, 1, 3, 21]),
+        session=st.sampled_from(["", "", "s", "t"]), tier=st.sampled_from(["fast", "default", "batch", "unknown"]),
+        tenant=st.sampled_from(["", "u", "v"]), promised=st.booleans(), times=st.sampled_from([1, 1, 3, 21]),
     )  # fmt: skip
     def request(
         self, chat: int, own: int, output: int, stream: bool, without: set[str], owner: int, patience_s: float,
-        waited_s: float, session: str, times: int,
+        waited_s: float, session: str, tier: str, tenant: str, promised: bool, times: int,
     ) -> None:  # fmt: skip
         pieces = (f"chat {chat}", 640 * chat), ("own", own)
         ask = self.table.ask(*pieces, output=output, stream=stream, without=tuple(sorted(without)), session=session)
         ask = msgspec.structs.replace(ask, patience_s=patience_s, waited_s=waited_s)
+        ask = msgspec.structs.replace(ask, tier=tier, tenant=tenant, promised=promised)
         for _ in range(times):
             number = self.core.request(ask, self.table.now, owner)
             assert number not in self.live
             assert number not in self.over
-            self.live[number] = ask, owner, self.table.now + patience_s
+            waiting = self.core._waiting.get(number)
+            until = waiting.until if waiting is not None else self.table.now + patience_s
+            self.live[number] = ask, owner, until
             self.told()
 
     @rule(own=st.integers(1, 3_000), owner=st.integers(0, 2))
@@ -169,6 +180,12 @@ class Life(RuleBasedStateMachine):
     def tick(self) -> None:
         self.core.tick(self.table.now)
         self.told()
+        for owner, booking in self.core.evictions():
+            known = self.core.booked(booking)
+            assert known is not None
+            assert (known.owner, known.tier) == (owner, "batch")
+            assert booking not in self.evicted
+            self.evicted.add(booking)
         assert not [number for number, (_, _, until) in self.live.items() if until <= self.table.now]
 
     # -- what must be so
@@ -193,7 +210,7 @@ class Life(RuleBasedStateMachine):
                     assert seconds >= 0
                 case Refused(why=Why.DEADLINE | Why.CAPACITY | Why.FULL, retry_s=seconds):
                     assert seconds > 0
-                    assert not ask.exclude or settled.result.why is Why.FULL
+                    assert not (ask.exclude or ask.promised) or settled.result.why is Why.FULL
                 case None:
                     pool = self.table.pool
                     assert not [
@@ -209,6 +226,17 @@ class Life(RuleBasedStateMachine):
         assert self.core.settled() == []
         assert {waiting.number for waiting in self.line} == set(self.live) == set(self.core._waiting)
         assert sum(self.line._bytes.values()) == sum(len(ask.keys) for ask, _, _ in self.live.values())
+
+    @invariant()
+    def counters_are_those_of_who_waits_and_runs(self) -> None:
+        line = self.core.lines[POOL]
+        there = list(self.line)
+        for name, waiting in self.line.tiers.items():
+            assert waiting == sum(one.tier.name == name for one in there)
+        for name, seconds in self.line.seconds.items():
+            assert abs(seconds - sum(one.prefill_s for one in there if one.tier.name == name)) < 1e-6 * (1 + seconds)
+        assert set(line.counters._under_way) == {one.session for one in self.core._bookings.values() if one.session}
+        assert sum(line.counters._waiting.values()) == len(there)
 
     @invariant()
     def loads_are_what_is_booked(self) -> None:
