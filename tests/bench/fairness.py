@@ -45,7 +45,8 @@ def main() -> None:
     print(f"==> {shape.replicas} engines, {can.rate:.1f} requests/s; seeds {', '.join(map(str, options.seeds))}")
     found: dict[str, Any] = {}
     for kind, heavy in KINDS.items():
-        print(f"\n    the heavy one asks for {kind}\n    {'policy':14}{'light':>12}{'heavy':>12}   heavy / light by seed")
+        print(f"\n    the heavy one asks for {kind}")
+        print(f"    {'policy':14}{'light':>12}{'heavy':>12}   heavy / light by seed")
         for name, make in policies.items():
             served = [_served(make, shape, heavy, can.rate, seed) for seed in options.seeds]
             ratios = [one["heavy"] / max(1, one["light"]) for one in served]

@@ -79,7 +79,7 @@ class Forebay:
         patience_s = 1e9 if self._tiers is None else self._tiers[request.tier].queue_s
         ask = Ask(
             _POOL, keys, turn.tokens, min(turn.output, 256), (), stream=True, patience_s=patience_s,
-            tier=request.tier, tenant=request.tenant,
+            tier=request.tier, tenant=request.tenant, promised=request.stops > 0,
         )  # fmt: skip
         number = self.core.request(ask, now)
         self._asked[number] = request
@@ -140,5 +140,14 @@ class Forebay:
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self.core.tick(now)
+            self._evict(now)
         self.wake_at = self._tick_at
         self._pump(now)
+
+    def _evict(self, now: float) -> None:
+        """What is stopped for a higher tier asks at once to go on."""
+        for _, booking in self.core.evictions():
+            request = self._running.get(booking)
+            if request is not None and (rest := self._send.stop(request, now)) is not None:
+                self.left(request, now)
+                self.asked(rest, now)
