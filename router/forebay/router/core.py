@@ -156,7 +156,9 @@ class Core:
 
     def _evict(self, line: CoreLine, now: float) -> None:
         if len(self.tiers) > 1:
-            running = [one for one in self._bookings.values() if one.pool == line.pool.name]
+            running = [
+                one for one in self._bookings.values() if one.pool == line.pool.name and line.spares(one.tier)
+            ]
             for booking in victims(self.tiers, line.line, running, now):
                 booking.told = True
                 self._evicted.append((booking.owner, booking.id))

@@ -19,6 +19,8 @@ AGAIN_S = 0.05  # between two times that some are weighed of so many that not al
 _MOST_TOKENS = 1 << 24  # of one request: an engine that says more is not believed
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
 
+SPARE = 2.0  # times its least share, that a tier is left with where others are late
+
 
 class CoreLine:
     """The line before one pool."""
@@ -104,6 +106,10 @@ class CoreLine:
         waiting.prefill_s, waiting.cost = best.prefill_s, _cost(waiting, best)
         _, higher_s, own_s = line.ahead(waiting, now)
         return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
+
+    def spares(self, tier: str) -> bool:
+        """Whether a tier has so much more than its least share that it keeps that if some of it is stopped."""
+        return self.shares.part(tier) > SPARE * self.tiers[tier].share
 
     def cold(self, waiting: Waiting, now: float) -> bool:
         """Whether it waits for an endpoint to come: none may be asked, and its tier says that it may wait so long."""

@@ -200,7 +200,7 @@ class CorePool:
         member = self.members[booking.endpoint]
         if not booking.waiting:
             return
-        member.load.begin(booking)
+        member.load.begin(booking, now)
         self.answered(member, now)
         booking.undisturbed = booking.first and booking.turn == member.load.turn
         self.guesses.begun(booking, now, followed=member.followed and booking.exact)

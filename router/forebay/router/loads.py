@@ -112,7 +112,7 @@ class Load(Struct):
         if not booking.tells:
             self.silent += booking.prefill
 
-    def begin(self, booking: Booking) -> None:
+    def begin(self, booking: Booking, now: float | None = None) -> None:
         """Its first token came. Telling it twice changes nothing."""
         if not booking.waiting:
             return
@@ -121,6 +121,8 @@ class Load(Struct):
         self.prefill -= booking.prefill
         if not booking.tells:
             self.silent -= booking.prefill
+        if now is not None:
+            self._work, self._at = float(self.prefill), now
 
     def end(self, booking: Booking) -> None:
         """The caller sees to it that a booking ends once."""

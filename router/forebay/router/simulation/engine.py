@@ -11,6 +11,7 @@ in the order in which they came; one begins when the cache has room for it and i
 """
 
 import heapq
+import math
 from collections import deque
 from itertools import count
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from forebay.router.simulation.blocks import Blocks, Cache, Change, Pin
 from forebay.router.simulation.workload import Turn
+from forebay.router.tiers import DEFAULT
 
 _NEVER = float("inf")
 _SOON_S = 1e-6  # what is due within this is due: sums of floats are not exact
@@ -42,7 +44,10 @@ class EngineSpec(Struct, frozen=True):
 
 
 class Request(Struct, eq=False):
-    """One turn on its way. Times are of the simulation, in seconds. `offset`: see `workload.Instance`."""
+    """One turn on its way. Times are of the simulation, in seconds. `offset`: see `workload.Instance`. `served_as`: the
+    tier that it is served or refused in. `refused_at`: when it was told that it will not be served, and to come again
+    after `retry_s`; `tries`: how often it was asked, last at `tried_at`. Of one that goes on where another was stopped:
+    `given` are the tokens of its answer that came before, `first_at` is when the first of them did."""
 
     number: int
     conversation: str
@@ -57,6 +62,16 @@ class Request(Struct, eq=False):
     pin: Pin | None = None
     offset: int = 0
     stopped: bool = False
+    tier: str = DEFAULT
+    tenant: str = ""
+    served_as: str = ""
+    refused_at: float | None = None
+    retry_s: float = 0.0
+    tried_at: float = 0.0
+    tries: int = 1
+    first_at: float = 0.0
+    given: int = 0
+    stops: int = 0
 
 
 class Engine:
@@ -82,6 +97,11 @@ class Engine:
     def in_flight(self) -> int:
         return len(self.waiting) + len(self._answers) + (self.computing is not None)
 
+    @property
+    def requests(self) -> list[Request]:
+        computing = [] if self.computing is None or self.computing.stopped else [self.computing]
+        return [*self.waiting, *computing, *(one for _, _, one in self._answers)]
+
     def submit(self, request: Request, now: float) -> None:
         """To be called with the engine at `now` (see `advance`)."""
         request.sent_at = now
@@ -101,6 +121,25 @@ class Engine:
             self._release(request, now)
         self._start(now)
         self.version += 1
+
+    def got(self, request: Request) -> int:
+        """Tokens of an answer that is being generated that have come."""
+        left = next((at for at, _, one in self._answers if one is request), None)
+        return 0 if left is None else max(1, request.turn.output - math.ceil(left - self._steps))
+
+    def die(self, now: float) -> list[Request]:
+        """Everything that was there, its cache included, is gone. To be called with the engine at `now`. The requests
+        that it had."""
+        lost = self.requests
+        for request in lost:
+            request.stopped, request.pin = True, None
+        self.cache = Cache(self.cache.capacity)
+        self.waiting.clear()
+        self._answers.clear()
+        self.computing = None
+        self.news, self._stored = [], []
+        self.version += 1
+        return lost
 
     def advance(self, now: float) -> tuple[list[Request], list[Request]]:
         """What began and what ended until `now`, which must not be after `next_at`."""
@@ -163,6 +202,7 @@ class Engine:
         """Its first token."""
         self.computing = None
         request.began_at = now
+        request.first_at = request.first_at or now
         self.news += self._stored
         self._stored = []
         if request.stopped:

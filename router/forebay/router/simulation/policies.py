@@ -20,11 +20,18 @@ TREE_TOKENS = 1 << 24  # its tree of 67,108,864 characters, at four a token
 
 
 class Send(Protocol):
+    """What a policy can do with a request: send it to an engine, turn it away (to be asked again after so many seconds,
+    if it wants), or have its engine stop it. What is left of one that was stopped is a request that is yet to be
+    sent; None, where it had ended."""
+
     def __call__(self, request: Request, engine: int, now: float) -> None: ...
+    def refuse(self, request: Request, retry_s: float, now: float) -> None: ...
+    def stop(self, request: Request, now: float) -> Request | None: ...
 
 
 class Policy(Protocol):
-    """`asked` must lead to one call of `send`, then or later. `wake_at` is when `wake` wants to be called."""
+    """`asked` must lead to one call of `send`, then or later, or to a refusal. `wake_at` is when `wake` wants to be
+    called."""
 
     wake_at: float
 

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from forebay.router.simulation.blocks import Blocks
+from forebay.router.tiers import DEFAULT
 
 PRIVATE = 1 << 22  # names from here on belong to one conversation; below, they are the same in all
 
@@ -30,12 +31,15 @@ class Turn(Struct):
 
 class Conversation(Struct):
     """`begins_s`: when, for workloads that recorded it; None where arrivals are to be chosen. `names`: how many names
-    its private blocks have, those of its sub-agents included: `PRIVATE` and on."""
+    its private blocks have, those of its sub-agents included: `PRIVATE` and on. `tier`, `tenant`: as in
+    `routing.Ask`."""
 
     name: str
     turns: list[Turn]
     begins_s: float | None = None
     names: int = 0
+    tier: str = DEFAULT
+    tenant: str = ""
 
 
 class Call(Struct):
