@@ -115,6 +115,7 @@ def compare(
             kind = workload.name.partition(".")[0]
             series = {name: percentiles([one for one in at if one.trial.policy == name]) for name in POLICIES}
             title = f"{kind}: requests by time to first token, load {load:.2f}"
+            plots.mkdir(parents=True, exist_ok=True)
             (plots / f"routing-{kind}-{load * 100:.0f}.svg").write_text(plot.distributions(title, series))
     return found
 
