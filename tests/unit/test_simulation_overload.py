@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from forebay.router.fairness import cost
 from forebay.router.simulation.blocks import Change
 from forebay.router.simulation.demand import Source, demand
 from forebay.router.simulation.engine import Engine, Request
@@ -30,11 +30,11 @@ from forebay.router.simulation.overload import (
     play,
     played,
     sources,
-    work,
 )
 from forebay.router.simulation.policies import Send
 
-SHAPE = Shape(2, warm_s=20.0, until_s=60.0)
+SHAPE = Shape(2, warm_s=20.0, until_s=60.0)  # of faults
+LONG = Shape(2, warm_s=30.0, until_s=110.0)
 RATE = 8.9  # requests a second that two engines can do (tests.bench.overload: 17.7 with four)
 
 
@@ -42,7 +42,7 @@ class Unlucky:
     """Our policy, whose clock may jump, and whose requests are counted as they come and go."""
 
     def __init__(self, engines: Sequence[Engine], send: Send, seed: int) -> None:
-        self.inner = Forebay(engines, self, seed, tiers=TIERS)  # type: ignore[arg-type]
+        self.inner = Forebay(engines, self, seed, tiers=TIERS)
         self.send = send
         self.jumped_s = 0.0
         self.settled: Counter[int] = Counter()
@@ -93,7 +93,7 @@ def unlucky(seed: int, demand_: float) -> tuple[Fleet, Unlucky, Any]:
     rng = random.Random(seed)
     made: list[Unlucky] = []
 
-    def make(*arguments: Any) -> Unlucky:
+    def make(*arguments: Any) -> Any:
         made.append(Unlucky(*arguments))
         return made[0]
 
@@ -143,10 +143,10 @@ def test_every_request_is_settled_once_and_all_loads_return_to_nought(seed: int)
 @pytest.mark.parametrize("demand_", [1.5, 3.0])
 def test_promises_are_kept_while_demand_is_beyond_what_the_pool_can_do(seed: int, demand_: float) -> None:
     print(f"seed {seed}")
-    found = figures(play(forebay(), SHAPE, RATE * demand_, seed), SHAPE)
+    found = figures(play(forebay(), LONG, RATE * demand_, seed), LONG)
     assert found.tiers["interactive"].met >= 0.98
     assert found.tiers["standard"].late <= 0.05
-    assert found.lowest_share >= 0.035  # of 5 % over an hour; this is a minute
+    assert found.lowest_share >= 0.035  # of the 5 % that it is to get; this is a short time
     assert found.refusal_s[0] < 0.05
     assert all(one.cut == 0 for one in found.tiers.values())
 
@@ -154,25 +154,24 @@ def test_promises_are_kept_while_demand_is_beyond_what_the_pool_can_do(seed: int
 def test_other_ways_break_them() -> None:
     """So the tests above can tell."""
     llm_d = functools.partial(FlowControl, priorities=PRIORITIES, saturation=concurrency(65))
-    first = figures(play(FirstCome, SHAPE, RATE * 2, 11), SHAPE)
-    flow = figures(play(llm_d, SHAPE, RATE * 2, 11), SHAPE)
+    first = figures(play(FirstCome, LONG, RATE * 2, 11), LONG)
+    flow = figures(play(llm_d, LONG, RATE * 2, 11), LONG)
     assert first.tiers["interactive"].met < 0.5
     assert flow.lowest_share < 0.02
-    assert flow.goodput < figures(play(forebay(), SHAPE, RATE * 2, 11), SHAPE).goodput / 1.3
+    assert flow.goodput < figures(play(forebay(), LONG, RATE * 2, 11), LONG).goodput / 1.3
 
 
 @pytest.mark.parametrize("seed", [21, 22])
 def test_a_tenant_who_asks_for_ten_times_as_much_gets_no_more(seed: int) -> None:
     print(f"seed {seed}")
     tenants = [Source("standard", "light", 1.0), Source("standard", "heavy", 10.0)]
-    shape = replace(SHAPE, until_s=100.0)
-    asked = demand(tenants, rate=RATE * 0.75 * 11, until=shape.until_s + GRACE_S, seed=seed)
-    run = played(forebay(), shape, asked, seed)
+    asked = demand(tenants, rate=RATE * 0.75 * 11, until=LONG.until_s + GRACE_S, seed=seed)
+    run = played(forebay(), LONG, asked, seed)
     served = Counter[str]()
     for one in run.served:
-        if shape.warm_s <= one.ended_at <= shape.until_s:
-            served[one.tenant] += work(one)
-    assert served["heavy"] / served["light"] == pytest.approx(1.0, abs=0.08)
+        if LONG.warm_s <= one.ended_at <= LONG.until_s:
+            served[one.tenant] += round(cost(one.turn.tokens - one.cached, one.turn.output))
+    assert served["heavy"] / served["light"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_what_is_fair_is_to_each_what_it_wants_and_the_rest_evenly() -> None:
