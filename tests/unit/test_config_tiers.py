@@ -30,8 +30,6 @@ def said(tiers: str, before: str = "") -> list[str]:
         (f"{{name: default, rank: 0, access: granted}}, {{{SLOW}}}", "f:3: tiers[0].access: 'default' serves requests that name no tier"),
         (f"{{{FAST}, access: granted}}", "f:3: tiers: no tier is open, so that nothing serves requests which name none; set access: open at one of them"),
         # waits against objectives and each other
-        (f"{{{FAST}, ttft: 3, queue: 2}}", "f:3: tiers[0].ttft: ttft (3 s) is not within queue (2 s); lower ttft or raise queue: who waits no longer"),
-        (f"{{{FAST}, ttft: 61}}", "f:3: tiers[0].ttft: ttft (61 s) is not within queue (60 s); lower ttft or raise queue"),
         (f"{{{FAST}, ttft: 3, firstByte: 2.5}}", "f:3: tiers[0].ttft: ttft (3 s) is not within firstByte (2.5 s); lower ttft or raise firstByte"),
         (f"{{{FAST}, firstByte: 20, total: 10, idle: 5}}", "f:3: tiers[0].firstByte: firstByte (20 s) is not within total (10 s); lower firstByte or raise total: total bounds"),
         (f"{{{FAST}, total: 301, idle: 302}}", "f:3: tiers[0].idle: idle (302 s) is not within total (301 s)"),

@@ -45,7 +45,6 @@ def _waits(path: Path, tier: Data, general: Data | None, report: Report) -> None
                              f"lower {low} or raise {high}: {why}")  # fmt: skip
 
     ttft, first_byte, total = tier["ttft"], bound("firstByte"), bound("total")
-    within("ttft", ttft, "queue", bound("queue"), "who waits no longer than that is refused though it could be in time")
     within("ttft", ttft, "firstByte", first_byte, "the engine would be given up on before the objective is missed")
     within("firstByte", first_byte, "total", total, "total bounds the whole attempt")
     within("idle", bound("idle"), "total", total, "total bounds the whole attempt")
