@@ -23,3 +23,13 @@ def test_the_refused_do_not_count() -> None:
     for number in range(10_000):
         budget.failover(number / 1000)
     assert budget.failover(WINDOW_S + 11)
+
+
+def test_one_tenant_leaves_failovers_to_others() -> None:
+    budget = Budget()
+    for _ in range(45):  # requests that each engine fails at
+        budget.request(0.0)
+        budget.failover(0.0, "poisonous")
+        budget.failover(0.0, "poisonous")
+    budget.request(1.0)
+    assert budget.failover(1.0, "innocent")

@@ -45,8 +45,15 @@ def test_a_cut_is_between_two_tokens_and_no_stop_string_lies_across_it(tokens: l
 def test_what_is_sampled_goes_on_from_the_very_end(tokens: list[str], held: int) -> None:
     cut = streamed(tokens, held).cut(greedy=False)
     assert (cut.text, cut.seen) == ("".join(sent(tokens, held)), "")
+    whole = sum(len("".join(tokens[:number])) <= len(cut.text) for number in range(1, len(tokens) + 1))
     assert cut.tokens is not None
-    assert len("".join(tokens[: cut.tokens])) <= len(cut.text)
+    assert abs(cut.tokens - whole) <= held + tokens.count("")  # by their share of what is between two known ends
+
+
+def test_what_is_sampled_is_counted_however_much_the_engine_keeps_back() -> None:
+    tokens = [*("x" for _ in range(1900))]
+    cut = streamed(tokens, 1000).cut(greedy=False)
+    assert (len(cut.text), cut.tokens) == (900, 900)
 
 
 @given(pieces, pieces, st.integers(0, 9))

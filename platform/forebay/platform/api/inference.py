@@ -237,12 +237,12 @@ def permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterato
     try:
         yield permit
     except ApiError as error:
-        refund = not client.started and (error.status == 429 or error.status >= 500)
+        refund = not client.answered and (error.status == 429 or error.status >= 500)
         raise
     except ClientLeft:
         raise
     except BaseException:
-        refund = not client.started
+        refund = not client.answered
         raise
     finally:
         permit.close(refund=refund)

@@ -63,9 +63,13 @@ def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborte
 class Account:
     """The records of one attempt. `close` may be called once; a failure to be durable in time is a 503."""
 
-    def __init__(self, spool: Spool, attempt: Attempt, permit: Permit = UNLIMITED) -> None:
+    def __init__(
+        self, spool: Spool, attempt: Attempt, permit: Permit = UNLIMITED, *, continues: bool = False
+    ) -> None:
+        """`continues`: it goes on with another's answer, which its prompt is counted with."""
         self._spool = spool
         self._permit = permit
+        self._continues = continues
         self._attempt = attempt
         self._opened = spool.open(attempt)
         self._first_byte_s: float | None = None
@@ -79,7 +83,8 @@ class Account:
 
     def checkpoint(self, counted: Counted) -> None:
         a = self._attempt
-        self._permit.counted(a.attempt, counted.reported)
+        used = counted.reported
+        self._permit.counted(a.attempt, Quantities(output=used.output) if self._continues else used)
         self._spool.checkpoint(Checkpoint(a.request_id, a.attempt, counted.engine, time.time()))
 
     async def close(
@@ -91,16 +96,15 @@ class Account:
         finish_reason: str | None = None,
         error: str | None = None,
         at: float | None = None,
-        continues: bool = False,
         reported: Quantities | None = None,
     ) -> None:
-        """`at`: when it ended, if not now. `continues`: it went on with another's answer. `reported`: what the client
+        """`at`: when it ended, if not now. `reported`: what the client
         got of it, where that is not all."""
         self.closed = True
         record = UsageRecord(
             self._attempt,
             counted.engine,
-            billable(status, counted.reported if reported is None else reported, continues=continues),
+            billable(status, counted.reported if reported is None else reported, continues=self._continues),
             status,
             by,
             counted.measured,

@@ -37,6 +37,8 @@ class Client:
         self._watch: asyncio.Task[None] | None = None
         self.request_id = request_id
         self.started = False
+        self.answered = False  # something of the answer was sent: more than a heartbeat
+        self.kept = 0  # bytes of whole answers that were held at most
         self.ended = False
         self.left = False
         self.stalled = False  # left, in effect: it has stopped reading
@@ -106,6 +108,7 @@ class Client:
 
     async def answer(self, body: bytes) -> None:
         """A complete JSON answer, status 200."""
+        self.answered = True
         await self._whole(200, body, [])
 
     async def start_stream(self) -> None:
@@ -115,6 +118,7 @@ class Client:
 
     async def write(self, data: bytes) -> None:
         """Part of a stream. A tenant that has left is noticed by `on_left`, not by an exception."""
+        self.answered = True
         if len(data) <= PIECE:
             await self._emit({"type": "http.response.body", "body": data, "more_body": True})
             return
@@ -124,7 +128,7 @@ class Client:
     async def heartbeat(self) -> None:
         """A comment that keeps idle proxies and clients from giving up; SDKs skip it."""
         await self.start_stream()
-        await self.write(HEARTBEAT)
+        await self._emit({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
 
     async def end_stream(self) -> None:
         self.ended = True

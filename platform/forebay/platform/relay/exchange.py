@@ -7,7 +7,7 @@ import time
 from forebay.metering import Spool, Status, TerminatedBy
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import answer, objectives, upstream_errors
-from forebay.platform.relay.accounting import Account
+from forebay.platform.relay.accounting import Account, Counted
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client
@@ -67,7 +67,8 @@ class Exchange:
         self._stream = StreamTransform(self._view, seam)
         if seam is not None and carried is not None:
             self._stream = ResumedTransform(self._view, seam, carried)
-        self._account = Account(spool, call.attempt(number, endpoint, terms, time.time()), call.permit)
+        attempt = call.attempt(number, endpoint, terms, time.time())
+        self._account = Account(spool, attempt, call.permit, continues=self._continues)
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
@@ -277,14 +278,18 @@ class Exchange:
         self._told.ended(told)
         if not self._continues:
             objectives.decoded(self._terms, told.decode_s, told.output)
-        await self._account.close(
-            Status.COMPLETED,
-            TerminatedBy.ENGINE,
-            self._tally.count(usage),
-            finish_reason=finish_reason,
-            continues=self._continues,
-        )
-        await self.chain.settle(usage)
+        counted = self._tally.count(usage)
+        await self._close(Status.COMPLETED, TerminatedBy.ENGINE, counted, usage, finish_reason)
+
+    async def _close(
+        self, status: Status, by: TerminatedBy, counted: Counted, usage: Usage | None, finish_reason: str | None
+    ) -> None:
+        """The answer has ended, and with it the attempts that were cut: on disk together."""
+        closed = self._account.close(status, by, counted, finish_reason=finish_reason)
+        if self.chain.cut_short:
+            await asyncio.gather(closed, self.chain.settle(usage))
+        else:
+            await closed
 
     async def _broken(self, error: UpstreamError) -> None:
         """The exchange failed."""
@@ -332,14 +337,8 @@ class Exchange:
 
     async def _cancelled(self, finish_reason: str | None = None) -> None:
         """The tenant left."""
-        await self._account.close(
-            Status.CANCELLED,
-            TerminatedBy.CLIENT,
-            self._tally.counted(aborted=True),
-            finish_reason=finish_reason,
-            continues=self._continues,
-        )
-        await self.chain.settle(self._tally.usage)
+        counted = self._tally.counted(aborted=True)
+        await self._close(Status.CANCELLED, TerminatedBy.CLIENT, counted, self._tally.usage, finish_reason)
 
     # -- taken away
 

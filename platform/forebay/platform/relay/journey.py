@@ -40,7 +40,8 @@ class Means(Struct):
     tiers: TierTable
     checkpoint_every: float
     suspects: Suspects
-    budget: Budget
+    retries: Budget
+    continuations: Budget  # apart: requests that no engine can answer do not end answers that have begun
     resumer: Resumer
     live: dict[int, Exchange]
 
@@ -64,13 +65,18 @@ class Journey:
     async def run(self) -> None:
         """As `Relay.run`."""
         chain = self._chain
-        self._means.budget.request(_now())
+        for budget in (self._means.retries, self._means.continuations):
+            budget.request(_now())
         try:
             try:
                 await self._go()
             except ClientLeft:
                 if not chain.cut_short:
                     raise
+            except asyncio.CancelledError:
+                if self._client.stalled and chain.cut_short:
+                    await asyncio.shield(chain.leave())
+                raise
             if self._client.left:
                 await chain.leave()
             elif self._failure is not None:
@@ -138,7 +144,7 @@ class Journey:
             return self._stays(found, retry)
         if found is not None and not self._chain.prompt_told:
             return self._stays("untold_usage", retry)
-        if not retry.moved and not self._means.budget.failover(_now()):
+        if not retry.moved and not self._afford(retry):
             BUDGET_SPENT.inc()
             return self._stays("budget", retry)
         if found is not None:
@@ -146,6 +152,11 @@ class Journey:
             self._wait.call = self._call.resumed(found)
             CONTINUATIONS.labels(why=_why(retry), outcome="resumed").inc()
         return True
+
+    def _afford(self, retry: TryElsewhere) -> bool:
+        if isinstance(retry, CutOff):
+            return self._means.continuations.failover(_now())
+        return self._means.retries.failover(_now(), self._call.principal.tenant_id)
 
     def _stays(self, reason: str, retry: TryElsewhere) -> bool:
         if isinstance(retry, CutOff):

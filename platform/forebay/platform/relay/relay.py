@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from forebay.metering import Spool
 from forebay.platform.relay import upstream_errors
-from forebay.platform.relay.budget import Budget
+from forebay.platform.relay.budget import SOME, Budget
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client
 from forebay.platform.relay.exchange import Exchange
@@ -38,7 +38,8 @@ class Relay:
             tiers=tiers,
             checkpoint_every=checkpoint_every,
             suspects=Suspects(),
-            budget=Budget(),
+            retries=Budget(2 * SOME),
+            continuations=Budget(),
             resumer=Resumer({} if prompters is None else prompters),
             live={},
         )

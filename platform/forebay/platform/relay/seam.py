@@ -58,6 +58,7 @@ class Seam:
         self._fresh: list[tuple[Delta | None, Any, bytes]] = []
         self._shown = 0  # of those
         self._before = 0
+        self._from = 0  # where the engine that answers now went on
         self._blocked = ""
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class Seam:
     def resumed(self, tokens: int) -> None:
         """Another engine goes on, behind so many tokens: what this one had kept back was never said."""
         self._take()
-        self._before = tokens
+        self._before, self._from = tokens, self._length
         while self._points and self._points[-1][0] > self._length:
             self._points.pop()
 
@@ -124,11 +125,25 @@ class Seam:
         the very end: it is no use to hear it again, and a word that was cut within a token is still completed."""
         self._take()
         whole = "".join((*self._chunks, *self._pieces))
+        if not greedy:
+            return Cut(whole, "", self._about())
         if not self._points or self._points[0][0] > self._length:
-            return Cut("", whole, 0) if greedy else Cut(whole, "", 0)
+            return Cut("", whole, 0)
         at, usage, before = self._points[0]
-        tokens = _tokens(usage, before)
-        return Cut(whole[:at], whole[at:], tokens) if greedy else Cut(whole, "", tokens)
+        return Cut(whole[:at], whole[at:], _tokens(usage, before))
+
+    def _about(self) -> int | None:
+        """Tokens of all that the client has: those by the points before and behind its end, in proportion."""
+        at, low = self._from, self._before
+        for point, usage, before in self._points:
+            tokens = _tokens(usage, before)
+            if tokens is None:
+                return None
+            if point > self._length:
+                return low + max(0, tokens - low) * (self._length - at) // (point - at)
+            if point >= at:
+                at, low = point, tokens
+        return low
 
 
 def _said(member: Raw) -> bool:

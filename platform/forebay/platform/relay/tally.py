@@ -24,13 +24,13 @@ class Tally:
         self._view = view
         self.whole: list[bytes] = []
         self.not_run = False
-        self._kept = SMALL_ANSWER  # bytes that are counted, or need not be
 
     def keep(self, size: int) -> None:
         """Count so many bytes of a whole answer with what its project holds. Raises `ApiError`."""
-        if size > self._kept:
-            self._client.hold(size - self._kept)
-            self._kept = size
+        kept = max(self._client.kept, SMALL_ANSWER)
+        if size > kept:
+            self._client.hold(size - kept)
+            self._client.kept = size
 
     def hear(self, data: bytes) -> None:
         """The rest of a whole answer that nobody waits for: of interest for its usage, as far as there is room."""
