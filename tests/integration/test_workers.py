@@ -109,9 +109,9 @@ class Tenant:
         return {name: worker["pid"] for name, worker in workers.items() if "pid" in worker}
 
     async def on_both_workers(self, **body: Any) -> None:
-        """Streams until each worker has some."""
-        for _ in range(6):
-            await asyncio.gather(*(self.stream(**body) for _ in range(4)))
+        """Streams until each worker has some: who is woken for a connection is the kernel's choice."""
+        for _ in range(16):
+            await asyncio.gather(*(self.stream(**body) for _ in range(8)))
             if all((await self.in_flight()).values()):
                 return
         raise AssertionError(f"one worker took everything: {await self.in_flight()}")

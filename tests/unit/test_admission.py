@@ -1,6 +1,9 @@
 """Who is let in, who waits for an endpoint to come, and who is stopped for a higher tier."""
 
+from math import inf
+
 import msgspec
+import pytest
 
 from forebay.router.admission import Ahead, Gate
 from forebay.router.core import Core
@@ -199,3 +202,23 @@ async def test_whoever_booked_what_is_to_stop_hears_of_it() -> None:
     core.tick(now[0] + 1.2)
     dispatch.pump()
     assert told == [running.booking]
+
+
+def test_one_late_request_presses_lower_tiers_for_a_moment_only() -> None:
+    gate = Gate(Tiers([Tier("fast", 0, ttft_s=1.0), Tier("batch", 1)]))
+    gate.saw(gate.tiers[0], 5.0, 1.0)
+    gate.breathe([10])
+    assert gate.rooms["batch"] < inf
+    for _ in range(1_000):
+        gate.breathe([10])
+    assert gate.rooms["batch"] == inf
+
+
+def test_what_was_withdrawn_at_once_is_not_waited_for() -> None:
+    tiers = Tiers([Tier("fast", 0), Tier("batch", 1)])
+    gate, (fast, batch) = Gate(tiers), tuple(tiers)
+    before = gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.0)
+    gate.came(fast, 30.0, 0.0)
+    assert gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.1) > 2 * before
+    gate.uncame(fast, 30.0, 0.0, 0.1)
+    assert gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.1) == pytest.approx(before)

@@ -102,3 +102,15 @@ def test_counters_are_bounded_and_those_who_wait_keep_theirs() -> None:
         counters.placed("plain", f"tenant {number}", "", 100.0 * number)
     assert len(counters) <= MOST_COUNTERS
     assert counters.served("plain", "waits") == 7.0
+
+
+def test_who_comes_anew_is_not_held_to_what_others_were_charged_too_much() -> None:
+    counters = Counters()
+    counters.joined("default", "busy")
+    for _ in range(100):
+        counters.placed("default", "busy", "", 65_546.0)  # as expected of 128 answers
+    counters.lift("default", counters.served("default", "busy"))
+    for _ in range(99):
+        counters.ended("default", "busy", "", 65_546.0, 300.0)
+    counters.joined("default", "new")
+    assert counters.served("default", "new") == counters.served("default", "busy")

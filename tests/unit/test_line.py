@@ -176,7 +176,7 @@ def test_one_that_waits_for_its_home_does_not_keep_others_from_idle_engines() ->
     waits = table.request(("history", LONG), ("question", 50))
     goes = table.request(("new", 500))
     assert {number: placed(result).endpoint for number, result in table.settled().items()} == {goes: other}
-    table.core.withdraw(waits)
+    table.core.withdraw(waits, table.now)
 
 
 def test_a_long_prompt_is_answered_within_its_patience_where_short_ones_come_without_end() -> None:
@@ -374,14 +374,14 @@ def test_a_peer_s_work_is_waited_for_until_it_is_silent() -> None:
 def test_who_left_is_told_nothing_and_holds_nothing() -> None:
     table, long = busy("a")
     stays, leaves = table.request(("x", 100)), table.request(("y", 50))
-    table.core.withdraw(leaves)
-    table.core.withdraw(leaves)
-    table.core.withdraw(12345)
+    table.core.withdraw(leaves, table.now)
+    table.core.withdraw(leaves, table.now)
+    table.core.withdraw(12345, table.now)
     table.end(*long)
     table.pump()
     (number, result) = table.settled().popitem()
     assert number == stays
-    table.core.withdraw(stays)  # it is placed: its end must be told instead
+    table.core.withdraw(stays, table.now)  # it is placed: its end must be told instead
     assert table.core.bookings == 1
     table.end(placed(result))
     table.core.tick(table.now + 100)

@@ -91,8 +91,8 @@ class Life(RuleBasedStateMachine):
     @rule(pick=_picks)
     def withdraw(self, pick: int) -> None:
         number = sorted(self.live)[pick % len(self.live)]
-        self.core.withdraw(number)
-        self.core.withdraw(number)
+        self.core.withdraw(number, self.table.now)
+        self.core.withdraw(number, self.table.now)
         del self.live[number]
         self.over.add(number)
 

@@ -23,9 +23,14 @@ class _Inference:
 
 class FakeCall:
     inference = _Inference()
+    tier = "fast"
 
-    def ask(self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float, promised: bool) -> Ask:
-        return Ask("main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s, promised=promised)
+    def ask(
+        self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float, promised: bool, tier: str
+    ) -> Ask:
+        return Ask(
+            "main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s, promised=promised, tier=tier
+        )
 
 
 class FakeRouter:
@@ -192,5 +197,7 @@ async def test_patience_is_for_all_waits_of_a_request_together() -> None:
     assert 4.8 <= second.patience_s <= 4.91
     assert second.waited_s >= 0.19
     assert not second.promised  # no engine has had it
+    assert second.tier == "fast"
     await house.wait.place(("a", "b"))
     assert house.router.asks[2].promised
+    assert house.router.asks[2].tier == PLACED.tier  # as it is served

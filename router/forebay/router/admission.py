@@ -26,6 +26,7 @@ LEAST_CEILING = 0.4  # of the highest's, for the lowest tier
 DOWN, UP = 0.95, 1.01  # a tick
 FADING = 0.9  # a tick, of what was seen
 MAY_MISS = 0.02  # of a tier's requests
+SOME_SEEN = 0.5  # of a request, faded: what is longer ago presses nobody
 NEAR = 0.8  # of an objective that is taken to be missed soon
 LONGEST_RETRY_S = 600.0
 
@@ -62,7 +63,7 @@ class Coming(Struct):
         return self.sum * exp(-max(0.0, min(now - self.at, 1e4)) / PACE_S) / PACE_S
 
     def came(self, seconds: float, now: float) -> None:
-        self.sum, self.at = self.rate(now) * PACE_S + seconds, now
+        self.sum, self.at = max(0.0, self.rate(now) * PACE_S + seconds), now
 
 
 class Ahead(Struct, frozen=True):
@@ -116,6 +117,11 @@ class Gate:
         if (coming := self._coming.get(tier.name)) is not None:
             coming.came(prefill_s, now)
 
+    def uncame(self, tier: Tier, prefill_s: float, at: float, now: float) -> None:
+        """What came at `at` went away again."""
+        if (coming := self._coming.get(tier.name)) is not None and prefill_s > 0:
+            coming.came(-prefill_s * exp(-max(0.0, min(now - at, 1e4)) / PACE_S), now)
+
     # -- ceilings
 
     def part(self, tier: Tier) -> float:
@@ -150,7 +156,7 @@ class Gate:
             elif room < inf:
                 room = room * UP if room * UP <= 2 * most / self.part(tier) else inf
             self.rooms[tier.name] = room
-            pressed = pressed or seen[1] > MAY_MISS * seen[0]
+            pressed = pressed or (seen[0] >= SOME_SEEN and seen[1] > MAY_MISS * seen[0])
             seen[0] *= FADING
             seen[1] *= FADING
 

@@ -120,6 +120,7 @@ class Core:
             self._waiting[waiting.number] = waiting
             self.pump(ask.pool, now)
         else:
+            line.gone(waiting, now)
             self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s(), waiting.tier.name)))
         return waiting.number
 
@@ -149,10 +150,12 @@ class Core:
         settled, self._settled = self._settled, []
         return settled
 
-    def withdraw(self, number: int) -> None:
+    def withdraw(self, number: int, now: float) -> None:
         """Nobody wants the answer any more. One that is placed already must be ended instead."""
         if (waiting := self._waiting.pop(number, None)) is not None:
-            self.lines[waiting.ask.pool].line.remove(number)
+            line = self.lines[waiting.ask.pool]
+            line.line.remove(number)
+            line.gone(waiting, now)
 
     def _evict(self, line: CoreLine, now: float) -> None:
         if len(self.tiers) > 1:
@@ -217,7 +220,7 @@ class Core:
         for booking in [booking.id for booking in self._bookings.values() if booking.owner == owner]:
             self.ended(booking, _UNSEEN, now)
         for number in [waiting.number for waiting in self._waiting.values() if waiting.owner == owner]:
-            self.withdraw(number)
+            self.withdraw(number, now)
 
     # -- endpoints
 

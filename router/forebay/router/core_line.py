@@ -76,7 +76,9 @@ class CoreLine:
             else:
                 waiting.tier = tier
                 return refused
-        gate.came(waiting.tier, best.prefill_s, now)
+        if not waiting.promised:
+            waiting.came_s, waiting.came_at = best.prefill_s, now
+            gate.came(waiting.tier, best.prefill_s, now)
         if waiting.tier.shed is Shed.SHED and waiting.tier.ttft_s is not None and not waiting.promised:
             waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
         return None
@@ -129,6 +131,10 @@ class CoreLine:
         self._unwanted.discard((waiting.tier.name, home.name))
         return self.line.add(waiting)
 
+    def gone(self, waiting: Waiting, now: float) -> None:
+        """It was let in, and nothing is to be done for it."""
+        self.gate.uncame(waiting.tier, waiting.came_s, waiting.came_at, now)
+
     def booked(self, waiting: Waiting, booking: Booking, option: Option, now: float) -> None:
         """Charge its tenant, its session and its tier for what is expected of it."""
         ask = waiting.ask
@@ -158,8 +164,9 @@ class CoreLine:
             prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
             cached = booking.cached if outcome.cached is None else outcome.cached
             actual = cost(min(max(0, prompt - cached), _MOST_TOKENS), min(outcome.output, _MOST_TOKENS))
-        elif booking.waiting:  # nothing of it was seen
-            actual = 0.0
+        elif booking.waiting:  # no token of it was seen: as much of its prefill as there was time for
+            part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
+            actual = booking.charged * min(1.0, part)
         self.counters.ended(booking.tier, booking.tenant, booking.session, booking.charged, actual)
         self.shares.served(booking.tier, actual - booking.charged, now)
 
@@ -173,11 +180,17 @@ class CoreLine:
         is to be booked before the next is asked for."""
         pool = self.pool
         able = [name for name, member in pool.members.items() if pool.takes(member)]
+        changed, self._able = able != self._able, able
+        if not able:  # nobody can go anywhere: those whose tier does not wait for that are told
+            if changed or not now < self._weigh_at <= now + WEIGHED_S:
+                self._weigh_at = now + WEIGHED_S
+                for waiting in tuple(self.line):
+                    yield waiting, []
+            return
         tiers = [self.tiers[name] for name in self.line.tiers]
         opened = {tier.name: {name for name in able if self.opens(name, now, tier)} for tier in tiers}
         pairs = {(tier, name) for tier, names in opened.items() for name in names}
-        changed, self._able = able != self._able, able
-        if able and not changed and not pairs - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
+        if not changed and not pairs - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
             return
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
@@ -206,7 +219,7 @@ class CoreLine:
                 continue
             yield waiting, options
             self._shut(opened, best.name, now)
-            if able and not any(opened.values()):
+            if not any(opened.values()):
                 return
         self._unwanted = {(tier, name) for tier, names in opened.items() for name in names}
 

@@ -90,7 +90,7 @@ class Dispatch:
         """Nobody wants to hear of it any more. Of one that was told already it changes nothing."""
         waiter = self._waiters.pop(number, None)
         if waiter is not None:
-            self.core.withdraw(number)
+            self.core.withdraw(number, self.clock())
             self._left(waiter)
 
     def give_back(self, result: Result) -> None:

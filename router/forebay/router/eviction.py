@@ -8,7 +8,7 @@ from forebay.router.tiers import Shed, Tiers
 from forebay.router.waiting import Waiting
 
 MOST = 2  # of one decision
-LATE = 0.5  # of an objective: who has waited as long for a first token will miss it
+LATE = 0.5  # of an objective: who has waited as long for a first token may miss it; who has missed it is not helped
 
 
 def victims(tiers: Tiers, waiting: Iterable[Waiting], running: Iterable[Booking], now: float) -> list[Booking]:
@@ -20,7 +20,7 @@ def victims(tiers: Tiers, waiting: Iterable[Waiting], running: Iterable[Booking]
 
     def needs(endpoint: str, tier: str, since: float, own_s: float) -> None:
         found = tiers[tier]
-        if found.ttft_s is not None and own_s < found.ttft_s <= (now - since + own_s) / LATE:
+        if found.ttft_s is not None and own_s < found.ttft_s and LATE * found.ttft_s <= now - since < found.ttft_s:
             needy[endpoint] = min(found.rank, needy.get(endpoint, found.rank))
 
     for one in waiting:

@@ -43,7 +43,13 @@ class Counters:
     def served(self, tier: str, tenant: str) -> float:
         """As of a tenant that waits, or would wait now."""
         served = self._served.get((tier, tenant), 0.0)
-        return served if (tier, tenant) in self._waiting else max(served, self._floor.get(tier, 0.0))
+        return served if (tier, tenant) in self._waiting else max(served, self._least(tier))
+
+    def _least(self, tier: str) -> float:
+        """Of those who waited last, or wait now: what they were charged may have been set right since."""
+        floor = self._floor.get(tier)
+        waiting = [self._served[key] for key in self._waiting if key[0] == tier] if self._in_tier.get(tier) else []
+        return min(waiting if floor is None else (floor, *waiting), default=0.0)
 
     def under_way(self, session: str) -> float:
         """Tokens of its requests that are placed and have not ended."""
@@ -69,14 +75,14 @@ class Counters:
             del self._waiting[key]
 
     def lift(self, tier: str, least: float) -> None:
-        """`least`: of those who wait in the tier."""
-        self._floor[tier] = max(self._floor.get(tier, 0.0), least)
+        """`least`: of those who wait in the tier now. It may be less than before: what was charged is set right."""
+        self._floor[tier] = least
 
     def placed(self, tier: str, tenant: str, session: str, tokens: float) -> None:
         """Charge a tenant for what is expected of a request."""
         served = self.served(tier, tenant)
         if not self._in_tier.get(tier):
-            self.lift(tier, served)
+            self.lift(tier, max(self._floor.get(tier, 0.0), served))
         self._served[tier, tenant] = served + tokens
         if session:
             under_way, requests = self._under_way.get(session, (0.0, 0))

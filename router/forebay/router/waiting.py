@@ -46,6 +46,8 @@ class Waiting(Struct, eq=False):
     cost: float = 0.0
     tag: float = 0.0  # of the last order
     cold_until: float = _NEVER
+    came_s: float = 0.0  # of prefill, as it was let in
+    came_at: float = 0.0
 
     @property
     def promised(self) -> bool:

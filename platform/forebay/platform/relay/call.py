@@ -40,10 +40,16 @@ class Call(Struct, frozen=True):
     permit: Permit = UNLIMITED
 
     def ask(
-        self, exclude: tuple[str, ...], *, waited_s: float = 0.0, patience_s: float = 0.0, promised: bool = False
+        self,
+        exclude: tuple[str, ...],
+        *,
+        waited_s: float = 0.0,
+        patience_s: float = 0.0,
+        promised: bool = False,
+        tier: str | None = None,
     ) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried. It has waited `waited_s` seconds, and
-        may wait `patience_s` more. `promised`: it had an engine before."""
+        may wait `patience_s` more. `promised`: it had an engine before, in `tier`."""
         inference, prompt = self.inference, self.prompt
         return Ask(
             pool=self.pool.name,
@@ -56,7 +62,7 @@ class Call(Struct, frozen=True):
             session=self.session.key,
             patience_s=patience_s,
             waited_s=waited_s,
-            tier=self.tier,
+            tier=tier or self.tier,
             tenant=self.principal.tenant_id,
             promised=promised,
         )

@@ -18,7 +18,7 @@ from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_b
 from forebay.platform.relay.patience import Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
-from forebay.platform.relay.told import Told, outcome
+from forebay.platform.relay.told import Told, outcome, used
 from forebay.platform.tiers import Terms
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
@@ -338,6 +338,7 @@ class Exchange:
     async def _cancelled(self, finish_reason: str | None = None) -> None:
         """The tenant left."""
         counted = self._tally.counted(aborted=True)
+        self._told.ended(used(self.call.inference, self._tally.usage))
         await self._close(Status.CANCELLED, TerminatedBy.CLIENT, counted, self._tally.usage, finish_reason)
 
     # -- taken away

@@ -1,5 +1,7 @@
 """What the router is told of one attempt."""
 
+from msgspec import structs
+
 from forebay.platform.api.requests import Inference
 from forebay.router import Endpoint, Outcome, Pool, Router, Usage
 
@@ -43,16 +45,24 @@ def outcome(
 ) -> Outcome:
     """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one, and
     nobody knows which of them the agent goes on with."""
-    usage = usage or Usage()
     one = inference.n * inference.prompts == 1
     seen = inference.stream
+    return structs.replace(
+        used(inference, usage),
+        first_token_s=first_token_s if seen else None,
+        decode_s=decode_s if seen and one else None,
+        returns=_RETURNS.get(finish_reason or "") if one else None,
+    )
+
+
+def used(inference: Inference, usage: Usage | None) -> Outcome:
+    """Of an answer that was left: what it took, and nothing of its times."""
+    usage = usage or Usage()
+    one = inference.n * inference.prompts == 1
     return Outcome(
         prompt_tokens=_plausible(usage.prompt_tokens) if one else None,
         cached=_plausible(usage.cached) if one else None,
         output=_plausible(usage.completion_tokens),
-        first_token_s=first_token_s if seen else None,
-        decode_s=decode_s if seen and one else None,
-        returns=_RETURNS.get(finish_reason or "") if one else None,
     )
 
 

@@ -21,6 +21,7 @@ class Wait:
         self._came_at = self.quiet_since = self._loop.time()
         self._waited_s = 0.0
         self._promised = False  # it had an engine before
+        self._tier = call.tier  # in which it is served, once it is
         self._task: asyncio.Task[object] | None = None  # while it waits
         self._left = False
         self._timer: asyncio.TimerHandle | None = None
@@ -36,6 +37,7 @@ class Wait:
             waited_s=began - self._came_at,
             patience_s=max(0.0, self._timeouts.queue - self._waited_s),
             promised=self._promised,
+            tier=self._tier,
         )
         self._task = asyncio.current_task()
         client.on_left = self._end
@@ -56,7 +58,8 @@ class Wait:
         result: Result = None
         try:
             result = await self._router.place(ask)
-            self._promised = self._promised or isinstance(result, Placed)
+            if isinstance(result, Placed):
+                self._promised, self._tier = True, result.tier
             self._stop()
             if self._beat is not None:
                 await self._beat

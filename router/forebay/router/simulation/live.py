@@ -109,7 +109,7 @@ class Forebay:
         """Its client is gone, or its engine: nobody waits for it any more."""
         if (number := self._numbered.pop(request.number, None)) is not None:
             del self._asked[number]
-            self.core.withdraw(number)
+            self.core.withdraw(number, now)
         elif (booking := self._bookings.pop(request.number, None)) is not None:
             del self._running[booking]
             self.core.ended(booking, Outcome(), now)
