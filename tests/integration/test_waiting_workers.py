@@ -81,6 +81,7 @@ async def test_two_workers_requests_wait_in_one_line_and_one_that_leaves_is_out_
             assert answer.status_code == 200
             assert answer.text.startswith(":")  # it was kept alive
             assert "error" not in answer.text
+        await eventually(lambda: len(answered) == len(tasks))
         assert [tokens for tokens in answered if tokens not in {900, 800}] == [600, 700, 1_200]
         assert await waiting(door) == 0
         async with httpx.AsyncClient(base_url=door.url) as client:
