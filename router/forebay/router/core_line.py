@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from forebay.router.admission import Ahead, Gate, learnt
 from forebay.router.core_pool import CorePool
 from forebay.router.fairness import Counters, Shares, cost
+from forebay.router.line import Line
 from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
 from forebay.router.routing import Ask, Candidate, Explanation, Outcome, Refused
 from forebay.router.tiers import Shed, Tier, Tiers
-from forebay.router.waiting import START_S, Line, Waiting
+from forebay.router.waiting import START_S, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
@@ -97,16 +98,9 @@ class CoreLine:
         return Explanation(candidates, before, waiting.tier.name, predicted_s, refused)
 
     def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
-        """All that waits in its tier is an easy bound; where exactly it stands is looked for where that matters."""
-        tier, line = waiting.tier, self.line
         able = sum(map(self.pool.takes, self.pool.members.values()))
-        bands = line.bands(now, tier.name)
-        higher_s = sum(line.seconds.get(band, 0.0) for band in bands[: bands.index(tier.name)])
-        most = Ahead(higher_s, line.seconds.get(tier.name, 0.0))
-        if self.gate.refusal(waiting, best, most, able, now) is None:
-            return None
-        waiting.prefill_s, waiting.cost = best.prefill_s, _cost(waiting, best)
-        _, higher_s, own_s = line.ahead(waiting, now)
+        self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
+        _, higher_s, own_s = self.line.ahead(waiting, now)
         return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
 
     def spares(self, tier: str) -> bool:
@@ -118,7 +112,9 @@ class CoreLine:
         if waiting.tier.cold_s <= 0 or any(map(self.pool.takes, self.pool.members.values())):
             return False
         waiting.cold_until = min(waiting.cold_until, now + waiting.tier.cold_s)
-        return now < waiting.cold_until
+        until = min(waiting.cold_until, waiting.latest)
+        waiting.until = max(waiting.until, until)
+        return now < until
 
     def wait_s(self) -> float:
         """Seconds until what waits now will have begun, about."""
@@ -140,7 +136,8 @@ class CoreLine:
         ask = waiting.ask
         booking.tier, booking.tenant, booking.session = waiting.tier.name, ask.tenant, ask.session
         booking.charged = _cost(waiting, option)
-        self.counters.placed(booking.tier, booking.tenant, booking.session, booking.charged)
+        booking.weight = ask.weight
+        self.counters.placed(waiting.tier.rank, booking.tenant, booking.session, booking.charged / booking.weight)
         self.shares.served(booking.tier, booking.charged, now)
         self.gate.pace.worked += option.prefill_s
 
@@ -167,13 +164,16 @@ class CoreLine:
         elif booking.waiting:  # no token of it was seen: as much of its prefill as there was time for
             part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
             actual = booking.charged * min(1.0, part)
-        self.counters.ended(booking.tier, booking.tenant, booking.session, booking.charged, actual)
+        self._settle(booking, actual)
         self.shares.served(booking.tier, actual - booking.charged, now)
 
     def lost(self, booking: Booking) -> None:
         """Its endpoint is gone, and with it what could be known of its use."""
-        charged = booking.charged
-        self.counters.ended(booking.tier, booking.tenant, booking.session, charged, charged)
+        self._settle(booking, booking.charged)
+
+    def _settle(self, booking: Booking, actual: float) -> None:
+        rank, more = self.tiers[booking.tier].rank, (actual - booking.charged) / booking.weight
+        self.counters.ended(rank, booking.tenant, booking.session, more)
 
     def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
         """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
