@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from forebay.router.health import FIRST_OUT_S, Card, Failed
+from forebay.router.line import MOST
 from forebay.router.loads import Share
 from forebay.router.peers import LASTING_S, Entry, Report
 from forebay.router.rates import COLD_PREFILL_S
 from forebay.router.routing import Group, Placed, Refused, Result, Role, Why
-from forebay.router.line import MOST
 from forebay.router.tiers import Tier, Tiers
 from forebay.router.waiting import START_S
 from tests.virtual import POOL, Engines, Table

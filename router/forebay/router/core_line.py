@@ -1,8 +1,8 @@
 """Which of the requests that wait in a pool go to an engine now (pure)."""
 
-import heapq
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from forebay.router.admission import Ahead, Gate, learnt
 from forebay.router.core_pool import CorePool
@@ -195,11 +195,7 @@ class CoreLine:
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
         ordered = self.line.ordered(now)
-        stale = [one for one in ordered if changed or not 0 <= now - one.weighed_at < WEIGHED_S]
-        looked = {one.number for one in stale[:LOOKED]}
-        looked.update(one.number for one in heapq.nsmallest(LOOKED, stale[LOOKED:], key=lambda one: one.weighed_at))
-        oldest = min((one.weighed_at for one in ordered if one.number not in looked), default=now)
-        self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
+        looked = self._looked(ordered, now, all_stale=changed)
         for waiting in ordered:
             home, mine = waiting.home, opened[waiting.tier.name]
             if waiting.number not in looked and home in ahead and home not in mine:
@@ -222,6 +218,20 @@ class CoreLine:
             if not any(opened.values()):
                 return
         self._unwanted = {(tier, name) for tier, names in opened.items() for name in names}
+
+    def _looked(self, ordered: list[Waiting], now: float, *, all_stale: bool) -> set[int]:
+        """Who is weighed anew, and when that is to be asked again."""
+        stale = (one.number for one in ordered if all_stale or not 0 <= now - one.weighed_at < WEIGHED_S)
+        looked = set(islice(stale, LOOKED))
+        longest = (one for one in self.line if one.number not in looked)
+        looked.update(
+            one.number
+            for one in islice(longest, LOOKED)
+            if all_stale or not 0 <= now - one.weighed_at < WEIGHED_S
+        )
+        oldest = next((one.weighed_at for one in self.line if one.number not in looked), now)
+        self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
+        return looked
 
     def _shut(self, opened: dict[str, set[str]], name: str, now: float) -> None:
         """It was given something: for whom does it have room still?"""

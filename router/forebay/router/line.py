@@ -55,6 +55,7 @@ class Line:
         return len(self._by_number)
 
     def __iter__(self) -> Iterator[Waiting]:
+        """First those that were not weighed for longest."""
         return iter(self._by_number.values())
 
     @property
@@ -110,7 +111,8 @@ class Line:
     def weighed(self, waiting: Waiting, home: str, prefill_s: float, cost: float) -> None:
         """Where it would go now, and what it would take there."""
         mine: Backlog | None = None
-        if waiting.number in self._by_number:
+        if self._by_number.pop(waiting.number, None) is not None:
+            self._by_number[waiting.number] = waiting
             self.seconds[waiting.tier.name] += prefill_s - waiting.prefill_s
             mine = self._backlogs[waiting.tier.name][waiting.ask.tenant]
             mine.remove(waiting)
