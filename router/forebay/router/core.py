@@ -3,18 +3,17 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy as np
 from msgspec import Struct
 
 from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
 from forebay.router.eviction import victims
 from forebay.router.health import Failed, Finding
-from forebay.router.loads import NO_KEYS, Booking
+from forebay.router.loads import Booking
 from forebay.router.peers import Peers
 from forebay.router.placement import Option, choose
 from forebay.router.prefix.blocks import Event
-from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.prefix.keys import Weights
 from forebay.router.rates import Learnt
 from forebay.router.routing import (
     Ask,
@@ -30,7 +29,7 @@ from forebay.router.routing import (
     Why,
 )
 from forebay.router.tiers import Tiers
-from forebay.router.waiting import Waiting
+from forebay.router.waiting import Waiting, keys_of
 
 BLOCKS_PER_HOLDER = 1 << 20  # entries of the index for one endpoint: 32 Mi tokens
 SWEEP = 4096  # entries that one tick looks at
@@ -88,7 +87,7 @@ class Core:
         pool = self.pools.get(ask.pool)
         if pool is None:
             return None
-        keys = _keys(ask)
+        keys = keys_of(ask)
         options = pool.weigh(ask, keys, now)
         waiting = Waiting(0, owner, ask, now, now, keys, tier=self.tiers[ask.tier])
         return self._book(pool, waiting, options, choose(options), now) if options else None
@@ -96,7 +95,7 @@ class Core:
     def request(self, ask: Ask, now: float, owner: int = 0) -> int:
         """Have the request placed as soon as an engine will start it. The number under which `settled` tells of it."""
         self._next += 1
-        waiting = Waiting(self._next, owner, ask, now - ask.waited_s, now + ask.patience_s, _keys(ask))
+        waiting = Waiting(self._next, owner, ask, now - ask.waited_s, now + ask.patience_s, keys_of(ask))
         waiting.tier = self.tiers[ask.tier]
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
@@ -158,11 +157,12 @@ class Core:
 
     def _evict(self, line: CoreLine, now: float) -> None:
         if len(self.tiers) > 1:
-            running = [
-                one for one in self._bookings.values() if one.pool == line.pool.name and line.spares(one.tier)
-            ]
-            for booking in victims(self.tiers, line.line, running, now):
-                booking.told = True
+            running = [one for one in self._bookings.values() if one.pool == line.pool.name]
+            if not (needy := line.needy(running, now)):
+                return
+            spare = [one for one in running if one.stoppable and line.spares(one.tier)]
+            for booking in victims(self.tiers, needy, spare, now):
+                booking.told_at = now
                 self._evicted.append((booking.owner, booking.id))
 
     def _settle(self, waiting: Waiting, result: Result) -> None:
@@ -193,7 +193,7 @@ class Core:
         pool = self.pools.get(ask.pool)
         if pool is None:
             return []
-        options = pool.weigh(ask, _keys(ask), now, everyone=True)
+        options = pool.weigh(ask, keys_of(ask), now, everyone=True)
         states = pool.states()
         taking = {name for name, member in pool.members.items() if pool.takes(member) and name not in ask.exclude}
         eligible = [option for option in options if option.name in taking]
@@ -302,10 +302,6 @@ class Core:
                     self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
             line.tick(now)
             self._evict(line, now)
-
-
-def _keys(ask: Ask) -> Keys:
-    return np.frombuffer(ask.keys, "<u8") if ask.keys else NO_KEYS
 
 
 def _candidate(

@@ -1,18 +1,21 @@
 """Which of the requests that wait in a pool go to an engine now (pure)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from forebay.router.admission import Ahead, Gate, learnt
+from forebay.router.admission import Gate
+from forebay.router.ceilings import Ceilings
 from forebay.router.core_pool import CorePool
+from forebay.router.eviction import may_miss, misses
 from forebay.router.fairness import Counters, Shares, cost
-from forebay.router.line import Line
+from forebay.router.line import Ahead, Line
 from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
 from forebay.router.routing import Ask, Candidate, Explanation, Outcome, Refused
+from forebay.router.service import Service
 from forebay.router.tiers import Shed, Tier, Tiers
-from forebay.router.waiting import START_S, Waiting
+from forebay.router.waiting import START_S, Waiting, keys_of
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
@@ -20,6 +23,7 @@ AGAIN_S = 0.05  # between two times that some are weighed of so many that not al
 _MOST_TOKENS = 1 << 24  # of one request: an engine that says more is not believed
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
 
+MOSTLY = 0.5  # of a conversation, that is still cached
 SPARE = 2.0  # times its least share, that a tier is left with where others are late
 
 
@@ -31,7 +35,9 @@ class CoreLine:
         self.tiers = tiers or Tiers()
         self.counters = Counters()
         self.shares = Shares(self.tiers)
+        self.service = Service(self.shares)
         self.gate = Gate(self.tiers)
+        self.ceilings = Ceilings(self.tiers)
         self.line = Line(tiers=self.tiers, counters=self.counters, shares=self.shares)
         self._unwanted: set[tuple[str, str]] = set()  # tiers and endpoints with room for them that nobody would go to
         self._able: list[str] = []  # endpoints that were asked last
@@ -59,49 +65,84 @@ class CoreLine:
         """Whether the endpoint would start more work of a tier soon."""
         member, tier = self.pool.members[name], tier or next(iter(self.tiers))
         ahead_s = member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s
-        return self.gate.opens(tier, ahead_s, member.load.in_flight, short=self.shares.short(tier.name))
+        return self.ceilings.opens(tier, ahead_s, member.load.in_flight, short=self.shares.short(tier.name))
 
     def admit(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
         """Why a newcomer is not let in; else it is in the tier that it will be served in."""
-        gate, tier = self.gate, waiting.tier
-        refused: Refused | None = None
-        if not waiting.promised and learnt(self.pool.rates) and self.line:
-            asked: Tier | None = tier
-            while asked is not None:
-                waiting.tier = asked
-                found = self._judged(waiting, best, now)
-                if found is None:
-                    break
-                refused = refused or found
-                asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
-            else:
-                waiting.tier = tier
-                return refused
+        if self.line and (refused := self._refused(waiting, best, now)) is not None:
+            return refused
         if not waiting.promised:
             waiting.came_s, waiting.came_at = best.prefill_s, now
-            gate.came(waiting.tier, best.prefill_s, now)
+            self.gate.came(waiting.tier, best.prefill_s, now)
         if waiting.tier.shed is Shed.SHED and waiting.tier.ttft_s is not None and not waiting.promised:
             waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
         return None
 
+    def _refused(self, waiting: Waiting, best: Option | Candidate, now: float) -> Refused | None:
+        """As predicted; else its tier is the one that lets it in."""
+        if waiting.promised or not self.gate.predicts(self.pool.rates):
+            return None
+        refused, tier = None, waiting.tier
+        asked: Tier | None = tier
+        while asked is not None:
+            waiting.tier = asked
+            self.line.weighed(waiting, "", best.prefill_s, _cost(waiting, best))
+            ahead, able = self.line.ahead(waiting, now), self._takers()
+            found = self.gate.refusal(waiting, best, ahead, able, now, new=True)
+            if found is not None and self._goes_on(waiting, best):
+                found = self.gate.refusal(waiting, best, ahead, able, now)
+            if found is None:
+                return None
+            refused = refused or found
+            asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
+        waiting.tier = tier
+        return refused
+
+    def _goes_on(self, waiting: Waiting, best: Option | Candidate) -> bool:
+        """Whether an earlier turn of its conversation waits as well, or was here and has left most of it in a cache."""
+        if self.line.continues(waiting.keys):
+            return True
+        context = self.pool.contexts.find(waiting.keys, waiting.ask.session, cached=best.cached)
+        return context is not None and best.cached >= MOSTLY * context.tokens
+
+    def _takers(self) -> int:
+        """Endpoints at which what waits is worked off."""
+        return sum(map(self.pool.takes, self.pool.members.values()))
+
     def explain(self, ask: Ask, candidates: list[Candidate], chosen: Candidate, now: float) -> Explanation:
         """What would become of a request; changes nothing."""
-        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, prefill_s=chosen.prefill_s, tier=self.tiers[ask.tier])
-        waiting.cost = cost(ask.tokens - chosen.cached, ask.output)
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        before, higher_s, own_s = self.line.ahead(waiting, now)
-        ahead = Ahead(higher_s, own_s)
-        refused = None
-        if learnt(self.pool.rates) and not waiting.promised:
-            refused = self.gate.refusal(waiting, chosen, ahead, able, now)
-        predicted_s = self.gate.wait_s(waiting.tier, ahead, able, now) + chosen.predicted_s
-        return Explanation(candidates, before, waiting.tier.name, predicted_s, refused)
+        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, keys_of(ask), tier=self.tiers[ask.tier])
+        refused = self._refused(waiting, chosen, now)
+        self.line.weighed(waiting, "", chosen.prefill_s, _cost(waiting, chosen))
+        ahead = self.line.ahead(waiting, now)
+        predicted_s = self.gate.wait_s(waiting.tier, ahead, self._takers(), now) + chosen.predicted_s
+        return Explanation(candidates, ahead.number, waiting.tier.name, ask.weight, predicted_s, refused)
 
-    def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
-        _, higher_s, own_s = self.line.ahead(waiting, now)
-        return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
+    def needy(self, running: Iterable[Booking], now: float) -> dict[str, int]:
+        """The rank of the highest tier of which somebody would miss its first token's objective, by where it waits for
+        it: at an endpoint, or in the line before it."""
+        found: dict[str, int] = {}
+
+        def needs(endpoint: str, tier: Tier, since: float, first_at: float) -> None:
+            if misses(tier, since, first_at):
+                found[endpoint] = min(tier.rank, found.get(endpoint, tier.rank))
+
+        for booking in running:
+            tier = self.tiers[booking.tier]
+            if booking.waiting and booking.tells and may_miss(tier, booking.since, booking.prefill_s, now):
+                due_at = booking.placed_at + booking.predicted_s
+                needs(booking.endpoint, tier, booking.since, max(due_at, 2 * now - due_at))  # if late, as late again
+        if any(may_miss(one.tier, one.since, one.prefill_s, now) for one in self.line):
+            before, able = dict.fromkeys((tier.rank for tier in self.tiers), 0.0), self._takers()
+            predicts = self.gate.predicts(self.pool.rates)
+            for one in self.line.ordered(now):
+                rank = one.tier.rank
+                if may_miss(one.tier, one.since, one.prefill_s, now):
+                    ahead = Ahead(own_s=sum(seconds for other, seconds in before.items() if other <= rank))
+                    wait_s = self.gate.wait_s(one.tier, ahead, able, now) if predicts else math.inf
+                    needs(one.home, one.tier, one.since, now + wait_s + one.prefill_s)
+                before[rank] += one.prefill_s
+        return found
 
     def spares(self, tier: str) -> bool:
         """Whether a tier has so much more than its least share that it keeps that if some of it is stopped."""
@@ -136,27 +177,30 @@ class CoreLine:
         ask = waiting.ask
         booking.tier, booking.tenant, booking.session = waiting.tier.name, ask.tenant, ask.session
         booking.charged = _cost(waiting, option)
-        booking.weight = ask.weight
+        booking.weight, booking.stoppable = ask.weight, self.tiers[ask.asked or ask.tier].shed is Shed.SHED
         self.counters.placed(waiting.tier.rank, booking.tenant, booking.session, booking.charged / booking.weight)
-        self.shares.served(booking.tier, booking.charged, now)
+        self.service.placed(booking, ask.tokens - option.cached, now)
         self.gate.pace.worked += option.prefill_s
 
     def begun(self, booking: Booking, now: float) -> None:
         if booking.waiting and booking.tells:
             tier = self.tiers[booking.tier]
-            self.gate.saw(tier, now - booking.since, tier.ttft_s, booking.prefill_s)
+            over_s = now - booking.placed_at - booking.predicted_s
+            self.ceilings.saw(tier, now - booking.since, tier.ttft_s, over_s)
+            self.service.begun(booking, now)
 
     def tick(self, now: float) -> None:
         self.gate.pace.passed(now, waits=bool(self.line))
-        self.gate.breathe(member.load.in_flight for member in self.pool.members.values())
+        self.service.passed(now)
+        self.ceilings.breathe(member.load.in_flight for member in self.pool.members.values())
 
     def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
         """Set right what was charged, by what was used."""
-        actual = booking.charged
+        actual, token_s = booking.charged, None
         if outcome.decode_s is not None and (outcome.output or 0) > 1:
             assert outcome.output is not None
-            tier = self.tiers[booking.tier]
-            self.gate.saw(tier, outcome.decode_s / (outcome.output - 1), tier.tpot_s)
+            tier, token_s = self.tiers[booking.tier], outcome.decode_s / (outcome.output - 1)
+            self.ceilings.saw(tier, token_s, tier.tpot_s)
         if outcome.output is not None:
             prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
             cached = booking.cached if outcome.cached is None else outcome.cached
@@ -165,11 +209,12 @@ class CoreLine:
             part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
             actual = booking.charged * min(1.0, part)
         self._settle(booking, actual)
-        self.shares.served(booking.tier, actual - booking.charged, now)
+        self.service.ended(booking, actual, now, token_s)
 
     def lost(self, booking: Booking) -> None:
         """Its endpoint is gone, and with it what could be known of its use."""
         self._settle(booking, booking.charged)
+        self.service.lost(booking)
 
     def _settle(self, booking: Booking, actual: float) -> None:
         rank, more = self.tiers[booking.tier].rank, (actual - booking.charged) / booking.weight
@@ -241,5 +286,5 @@ class CoreLine:
                 names.discard(name)
 
 
-def _cost(waiting: Waiting, option: Option) -> float:
+def _cost(waiting: Waiting, option: Option | Candidate) -> float:
     return cost(waiting.ask.tokens - option.cached, waiting.ask.output)

@@ -130,6 +130,11 @@ class Shares:
         share = next((one.share for one in self._tiers if one.name == tier), 0.0)
         return share > 0 and any(self._served.values()) and self.part(tier) < share
 
+    def lacking_s(self, tier: str) -> float:
+        """Seconds of all that is served, by which it was served less than its share lately."""
+        share = next((one.share for one in self._tiers if one.name == tier), 0.0)
+        return max(0.0, share - self.part(tier)) * RECENT_S
+
     def bands(self, first_since: Mapping[str, float], now: float) -> list[list[str]]:
         """The tiers with waiting work, as their turn is: those of one rank together, by rank. But one that starves goes
         before its peers, and before those of higher rank that take more than the lower ones' shares leave. So what a

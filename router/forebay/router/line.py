@@ -1,5 +1,6 @@
 """Those who wait in one pool (pure): how many may, whose turn it is, and who is before whom."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -7,12 +8,34 @@ from msgspec import Struct
 
 from forebay.router.backlog import Backlog
 from forebay.router.fairness import Counters, Shares
+from forebay.router.prefix.keys import Keys
 from forebay.router.tiers import Tiers
 from forebay.router.waiting import Order, Waiting, shortest_first
 
 MOST = 4_096  # requests that wait in one pool; each tier has its part of them
 MOST_BYTES = 128 << 20  # of their keys
+_BACK = 512  # keys of a prompt looked through for the end of an earlier turn: 16 Ki tokens
 OF_FREE = 8  # times what is left of a tier's part, that one tenant may hold of it: alone it gets eight ninths
+
+
+class Short(Struct, frozen=True):
+    """A tier that goes first for as long as it is served less than its share. `lacking_s`: seconds of all the pool's
+    work that this is; `seconds`: of prefill that it has waiting, and of how many requests."""
+
+    share: float
+    lacking_s: float
+    seconds: float
+    number: int
+
+
+class Ahead(Struct, frozen=True):
+    """What stands before a newcomer: how many requests, seconds of prefill of tiers before its own and of its own and
+    the peers of that; and lower tiers, or peers, that go first for their share."""
+
+    number: int = 0
+    higher_s: float = 0.0
+    own_s: float = 0.0
+    shorts: tuple[Short, ...] = ()
 
 
 class _Session(Struct):
@@ -47,6 +70,7 @@ class Line:
         self._by_tier: dict[str, dict[int, Waiting]] = {}
         self._backlogs: dict[str, dict[str, Backlog]] = {}  # by tier and tenant
         self._sessions: dict[str, _Session] = {}
+        self._ends: Counter[int] = Counter()  # last keys of prompts
 
     def __repr__(self) -> str:
         return f"<Line of {len(self._by_number)}>"
@@ -76,6 +100,8 @@ class Line:
         self.seconds[name] = self.seconds.get(name, 0.0) + waiting.prefill_s
         self._backlogs.setdefault(name, {}).setdefault(ask.tenant, Backlog()).add(waiting)
         self.counters.joined(waiting.tier.rank, ask.tenant)
+        if len(waiting.keys):
+            self._ends[int(waiting.keys[-1])] += 1
         return True
 
     def _fits(self, waiting: Waiting) -> bool:
@@ -104,9 +130,18 @@ class Line:
                 session.left += 1
                 if session.left == session.came:
                     del self._sessions[ask.session]
+            if len(waiting.keys):
+                end = int(waiting.keys[-1])
+                self._ends[end] -= 1
+                if not self._ends[end]:
+                    del self._ends[end]
             if not there:
                 del self._by_tier[name], self._bytes[name], self.seconds[name], self._backlogs[name]
         return waiting
+
+    def continues(self, keys: Keys) -> bool:
+        """Whether a prompt begins with one that waits, or is the same."""
+        return bool(self._ends) and not self._ends.keys().isdisjoint(keys[-_BACK:].tolist())
 
     def weighed(self, waiting: Waiting, home: str, prefill_s: float, cost: float) -> None:
         """Where it would go now, and what it would take there."""
@@ -162,17 +197,22 @@ class Line:
                 rank = backlog.ones[0].tier.rank
                 yield rank, self.counters.served(rank, tenant), backlog
 
-    def ahead(self, waiting: Waiting, now: float) -> tuple[int, float, float]:
-        """Before whom a newcomer would not go: how many, their seconds of prefill in tiers before its own, and in its
-        own and the peers of that."""
+    def ahead(self, waiting: Waiting, now: float) -> Ahead:
+        """Before whom a newcomer would not go."""
         self._stand(waiting)
-        name, number, higher_s = waiting.tier.name, 0, 0.0
+        name, number, higher_s, shorts = waiting.tier.name, 0, 0.0, list[Short]()
         band: list[str] = []
         for band in self._bands(now, name):
             if name in band:
                 break
-            number += sum(len(self._by_tier[tier]) for tier in band)
-            higher_s += sum(self.seconds[tier] for tier in band)
+            for other in band:
+                there, seconds = self._by_tier[other], self.seconds[other]
+                tier = next(iter(there.values())).tier
+                if tier.rank < waiting.tier.rank:
+                    number += len(there)
+                    higher_s += seconds
+                else:
+                    shorts.append(Short(tier.share, self.shares.lacking_s(other), seconds, len(there)))
         mine = self._backlogs.get(name, {}).get(waiting.ask.tenant)
         before, own_s, tokens = mine.before(waiting.due) if mine is not None else (0, 0.0, 0.0)
         tag = self.counters.served(waiting.tier.rank, waiting.ask.tenant) + tokens
@@ -180,7 +220,7 @@ class Line:
             if backlog is not mine and served <= tag:
                 others, seconds = backlog.within(tag - served, waiting.due)
                 before, own_s = before + others, own_s + seconds
-        return number + before, higher_s, own_s
+        return Ahead(number + before, higher_s, own_s, tuple(shorts))
 
     def overdue(self, now: float) -> list[Waiting]:
         return [one for one in self._by_number.values() if one.until <= now]

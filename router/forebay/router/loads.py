@@ -46,7 +46,10 @@ class Booking(Struct):
     since: float = 0.0  # when it was first asked for
     predicted_s: float = 0.0  # to its first token, from `placed_at`
     prefill_s: float = 0.0
-    told: bool = False  # it was to be stopped
+    counted: float = 0.0  # tokens of it, that its tier was served
+    began_grown: float = 0.0  # see `service`
+    stoppable: bool = False  # it was asked for in a tier that is shed
+    told_at: float | None = None  # when it was to be stopped
 
 
 class Share(Struct, frozen=True, array_like=True):

@@ -136,7 +136,7 @@ def _lines(lines: Iterable[CoreLine]) -> Iterator[Metric]:
             waiting.add_metric(labels, there.get(tier.name, 0))
             part.add_metric(labels, line.shares.part(tier.name))
             if number:
-                room.add_metric(labels, line.gate.rooms[tier.name] * line.gate.part(tier))
+                room.add_metric(labels, line.ceilings.rooms[tier.name] * line.ceilings.part(tier))
     yield from (waiting, part, room)
 
 

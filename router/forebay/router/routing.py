@@ -79,7 +79,8 @@ class Ask(Struct, frozen=True):
     token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
     engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
     projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
-    long it has waited already, at earlier attempts. `tier`: as asked for and allowed. `tenant`: whose work it is, an
+    long it has waited already, at earlier attempts. `tier`: as asked for and allowed, or as it
+    was served before; then `asked` is the former. `tenant`: whose work it is, an
     opaque id; `weight`: how much it is served beside others, whose weight is 1. `promised`: it was let in before, and
     is not refused for what is predicted now."""
 
@@ -94,6 +95,7 @@ class Ask(Struct, frozen=True):
     patience_s: float = 60.0
     waited_s: float = 0.0
     tier: str = DEFAULT
+    asked: str = ""
     tenant: str = ""
     weight: float = 1.0
     promised: bool = False
@@ -160,6 +162,7 @@ class Explanation(Struct, frozen=True):
     candidates: list[Candidate]
     before: int = 0
     tier: str = DEFAULT  # that it would be served in
+    weight: float = 1.0  # of its tenant
     predicted_s: float = 0.0
     refused: Refused | None = None
 

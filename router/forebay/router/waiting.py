@@ -8,6 +8,7 @@ ones pass long ones, a session that runs one request passes a swarm, and nobody 
 
 from collections.abc import Callable
 
+import numpy as np
 from msgspec import Struct
 
 from forebay.router.loads import NO_KEYS
@@ -60,6 +61,10 @@ class Waiting(Struct, eq=False):
     def latest(self) -> float:
         """That its deadline can be put off to, however often the pool has no endpoint."""
         return self.since + self.ask.waited_s + self.ask.patience_s + self.tier.cold_s
+
+
+def keys_of(ask: Ask) -> Keys:
+    return np.frombuffer(ask.keys, "<u8") if ask.keys else NO_KEYS
 
 
 Order = Callable[[Waiting], float]

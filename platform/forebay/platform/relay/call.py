@@ -63,6 +63,7 @@ class Call(Struct, frozen=True):
             patience_s=patience_s,
             waited_s=waited_s,
             tier=tier or self.tier,
+            asked=self.tier,
             tenant=self.principal.tenant_id,
             promised=promised,
         )
