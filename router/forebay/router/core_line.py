@@ -63,45 +63,45 @@ class CoreLine:
 
     def admit(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
         """Why a newcomer is not let in; else it is in the tier that it will be served in."""
-        gate, tier = self.gate, waiting.tier
-        refused: Refused | None = None
-        if not waiting.promised and learnt(self.pool.rates) and self.line:
-            asked: Tier | None = tier
-            while asked is not None:
-                waiting.tier = asked
-                found = self._judged(waiting, best, now)
-                if found is None:
-                    break
-                refused = refused or found
-                asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
-            else:
-                waiting.tier = tier
-                return refused
+        if self.line and (refused := self._refused(waiting, best, now)) is not None:
+            return refused
         if not waiting.promised:
             waiting.came_s, waiting.came_at = best.prefill_s, now
-            gate.came(waiting.tier, best.prefill_s, now)
+            self.gate.came(waiting.tier, best.prefill_s, now)
         if waiting.tier.shed is Shed.SHED and waiting.tier.ttft_s is not None and not waiting.promised:
             waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
         return None
 
+    def _refused(self, waiting: Waiting, best: Option | Candidate, now: float) -> Refused | None:
+        """As predicted; else its tier is the one that lets it in."""
+        if waiting.promised or not learnt(self.pool.rates):
+            return None
+        refused, tier = None, waiting.tier
+        asked: Tier | None = tier
+        while asked is not None:
+            waiting.tier = asked
+            self.line.weighed(waiting, "", best.prefill_s, _cost(waiting, best))
+            _, ahead, able = self._before(waiting, now)
+            if (found := self.gate.refusal(waiting, best, ahead, able, now)) is None:
+                return None
+            refused = refused or found
+            asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
+        waiting.tier = tier
+        return refused
+
+    def _before(self, waiting: Waiting, now: float) -> tuple[int, Ahead, int]:
+        """How many go before a newcomer, their seconds, and how many endpoints they are worked off at."""
+        before, higher_s, own_s = self.line.ahead(waiting, now)
+        return before, Ahead(higher_s, own_s), sum(map(self.pool.takes, self.pool.members.values()))
+
     def explain(self, ask: Ask, candidates: list[Candidate], chosen: Candidate, now: float) -> Explanation:
         """What would become of a request; changes nothing."""
-        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, prefill_s=chosen.prefill_s, tier=self.tiers[ask.tier])
-        waiting.cost = cost(ask.tokens - chosen.cached, ask.output)
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        before, higher_s, own_s = self.line.ahead(waiting, now)
-        ahead = Ahead(higher_s, own_s)
-        refused = None
-        if learnt(self.pool.rates) and not waiting.promised:
-            refused = self.gate.refusal(waiting, chosen, ahead, able, now)
+        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, tier=self.tiers[ask.tier])
+        refused = self._refused(waiting, chosen, now)
+        self.line.weighed(waiting, "", chosen.prefill_s, _cost(waiting, chosen))
+        before, ahead, able = self._before(waiting, now)
         predicted_s = self.gate.wait_s(waiting.tier, ahead, able, now) + chosen.predicted_s
-        return Explanation(candidates, before, waiting.tier.name, predicted_s, refused)
-
-    def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        self.line.weighed(waiting, best.name, best.prefill_s, _cost(waiting, best))
-        _, higher_s, own_s = self.line.ahead(waiting, now)
-        return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
+        return Explanation(candidates, before, waiting.tier.name, ask.weight, predicted_s, refused)
 
     def spares(self, tier: str) -> bool:
         """Whether a tier has so much more than its least share that it keeps that if some of it is stopped."""
@@ -241,5 +241,5 @@ class CoreLine:
                 names.discard(name)
 
 
-def _cost(waiting: Waiting, option: Option) -> float:
+def _cost(waiting: Waiting, option: Option | Candidate) -> float:
     return cost(waiting.ask.tokens - option.cached, waiting.ask.output)

@@ -160,6 +160,7 @@ class Explanation(Struct, frozen=True):
     candidates: list[Candidate]
     before: int = 0
     tier: str = DEFAULT  # that it would be served in
+    weight: float = 1.0  # of its tenant
     predicted_s: float = 0.0
     refused: Refused | None = None
 
