@@ -37,7 +37,7 @@ class Backlog:
         """As it was when it was added."""
         at = bisect_left(self._keys, (waiting.due, waiting.number))
         for column in (self._keys, self.ones, self.tokens, self._seconds):
-            del column[at]  # type: ignore[attr-defined]
+            del column[at]
         self.size -= len(waiting.ask.keys)
 
     def before(self, due: float) -> tuple[int, float, float]:

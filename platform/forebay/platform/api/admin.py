@@ -30,6 +30,11 @@ After = Annotated[str | None, QueryParameter(max_length=64)]
 
 class NewTenant(Struct, forbid_unknown_fields=True):
     name: str
+    weight: float = 1.0
+
+
+class TenantChange(Struct, forbid_unknown_fields=True):
+    weight: float
 
 
 class NewProject(Struct, forbid_unknown_fields=True):
@@ -84,7 +89,7 @@ class TenantController(Controller):
 
     @post("/", operation_id="createTenant")
     async def create(self, tenancy: Service, data: JSONBody[NewTenant]) -> Tenant:
-        return await tenancy.create_tenant(data.name)
+        return await tenancy.create_tenant(data.name, data.weight)
 
     @get("/", operation_id="listTenants")
     async def index(
@@ -95,6 +100,10 @@ class TenantController(Controller):
     @get("/{tenant_id:str}", operation_id="getTenant")
     async def show(self, tenancy: Service, tenant_id: Id) -> Tenant:
         return await tenancy.tenant(tenant_id)
+
+    @patch("/{tenant_id:str}", operation_id="changeTenant")
+    async def change(self, tenancy: Service, tenant_id: Id, data: JSONBody[TenantChange]) -> Tenant:
+        return await tenancy.set_weight(tenant_id, data.weight)
 
     @delete("/{tenant_id:str}", operation_id="deleteTenant", status_code=200)
     async def remove(self, tenancy: Service, tenant_id: Id) -> Tenant:

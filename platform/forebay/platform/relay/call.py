@@ -65,6 +65,7 @@ class Call(Struct, frozen=True):
             tier=tier or self.tier,
             asked=self.tier,
             tenant=self.principal.tenant_id,
+            weight=self.principal.weight,
             promised=promised,
         )
 
