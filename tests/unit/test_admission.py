@@ -1,16 +1,15 @@
-"""Who is let in, who waits for an endpoint to come, and who is stopped for a higher tier."""
-
-from math import inf
+"""Who is let in, in which tier, and who waits for an endpoint to come."""
 
 import msgspec
 import pytest
 
-from forebay.router.admission import Ahead, Gate
-from forebay.router.core import Core
-from forebay.router.dispatch import Dispatch
+from forebay.router.admission import SEEN_S, Gate
+from forebay.router.ceilings import Ceilings
+from forebay.router.line import Ahead, Short
+from forebay.router.rates import Rates
 from forebay.router.routing import Ask, Outcome, Placed, Refused, Result, Why
 from forebay.router.tiers import Shed, Tier, Tiers
-from tests.virtual import POOL, WEIGHTS, Table
+from tests.virtual import POOL, Table
 
 FAST = Tier("fast", 0, ttft_s=2.0, tpot_s=0.05, queue_s=10.0)
 PLAIN = Tier("plain", 1, ttft_s=5.0, queue_s=20.0, shed=Shed.DOWNGRADE)
@@ -18,6 +17,10 @@ SLOW = Tier("slow", 2, queue_s=600.0)
 BATCH = Tier("batch", 3, ttft_s=30.0, queue_s=60.0, shed=Shed.SHED, share=0.1, cold_s=30.0)
 TIERS = Tiers([FAST, PLAIN, SLOW, BATCH], "plain")
 LONG = 20_000  # tokens: 10 s of prefill
+
+
+def known() -> Rates:
+    return Rates(prefills=20)
 
 
 def table(*endpoints: str, learnt: bool = True) -> Table:
@@ -107,51 +110,27 @@ def test_higher_tiers_that_take_what_there_is_are_why_a_lower_one_is_refused() -
     assert result.tier == "batch"
 
 
-def test_a_lower_tier_finds_less_room_while_a_higher_one_misses_its_objective() -> None:
-    gate = Gate(TIERS)
-    assert gate.opens(BATCH, 0.0, 100, short=False)
-    for _ in range(40):
-        gate.saw(FAST, 3.0, FAST.ttft_s)
-        gate.breathe([20])
-    assert not gate.opens(BATCH, 0.0, 20, short=False)
-    assert not gate.opens(PLAIN, 0.0, 20, short=False)
-    assert gate.opens(BATCH, 0.0, 20, short=True)  # what it is to get at least, it gets
-    assert gate.opens(FAST, 0.0, 1_000, short=False)
-    for _ in range(1_000):
-        gate.saw(FAST, 0.5, FAST.ttft_s)
-        gate.breathe([20])
-    assert gate.opens(BATCH, 0.0, 20, short=False)
-
-
-def test_who_misses_its_own_objective_has_nobody_above_it_take_less() -> None:
-    gate = Gate(TIERS)
-    for _ in range(40):
-        gate.saw(PLAIN, 30.0, PLAIN.ttft_s)
-        gate.breathe([20])
-    assert gate.opens(PLAIN, 0.0, 20, short=False)
-    assert not gate.opens(SLOW, 0.0, 20, short=False)
-
-
 def test_peers_neither_take_less_for_each_other_nor_wait_for_what_comes_of_each_other() -> None:
     one, other, low = Tier("one", 1, ttft_s=2.0), Tier("other", 1, ttft_s=9.0), Tier("low", 2)
-    gate = Gate(Tiers([one, other, low]))
+    tiers = Tiers([one, other, low])
+    gate, ceilings = Gate(tiers, known), Ceilings(tiers)
     for tenth in range(400):
         gate.came(one, 0.09, tenth / 10)
-        gate.saw(one, 30.0, one.ttft_s)
-        gate.breathe([20])
-    ahead = Ahead(0.0, 1.0)
+        ceilings.saw(one, 30.0, one.ttft_s)
+        ceilings.breathe([20])
+    ahead = Ahead(own_s=1.0)
     assert gate.wait_s(other, ahead, 1, 40.0) == gate.wait_s(one, ahead, 1, 40.0) < gate.wait_s(low, ahead, 1, 40.0)
-    assert gate.opens(other, 0.0, 1_000, short=False)
-    assert not gate.opens(low, 0.0, 20, short=False)
+    assert ceilings.opens(other, 0.0, 1_000, short=False)
+    assert not ceilings.opens(low, 0.0, 20, short=False)
 
 
 def test_what_comes_of_higher_tiers_lengthens_a_wait_but_for_a_tier_s_share() -> None:
-    gate = Gate(TIERS)
+    gate = Gate(TIERS, known)
     for tenth in range(400):
         gate.pace.passed(tenth / 10, waits=True)
         gate.pace.worked += 0.1  # one second of prefill a second
         gate.came(FAST, 0.09, tenth / 10)
-    ahead = Ahead(0.0, 1.0)
+    ahead = Ahead(own_s=1.0)
     assert gate.wait_s(FAST, ahead, 1, 40.0) < 1.2
     assert gate.wait_s(SLOW, ahead, 1, 40.0) > 5
     assert gate.wait_s(BATCH, ahead, 1, 40.0) < 12  # a tenth is its
@@ -174,64 +153,75 @@ def test_a_cold_pool_is_waited_for_as_long_as_the_tier_may() -> None:
     assert there.settled() == {late: None}
 
 
-def test_a_running_batch_request_is_stopped_for_an_interactive_one_that_would_be_late() -> None:
-    there = table("a")
-    held = there.core.place(ask(there, "slow", 100), there.now)
-    old, new = (there.core.place(ask(there, "batch", LONG + n), there.now, owner=7) for n in range(2))
-    assert held is not None
-    assert old is not None
-    assert new is not None
-    there.begin(old)
-    request(there, "fast", 500)
-    there.core.tick(there.now + 0.1)
-    assert there.core.evictions() == []
-    there.core.tick(there.now + 1.1)
-    assert there.core.evictions() == [(7, new.booking), (7, old.booking)]  # the one without a first token first
-    there.core.tick(there.now + 2.0)
-    assert there.core.evictions() == []  # each is told once
-    assert there.core.bookings == 3
-    there.end(new, old)
-    there.pump()
-    assert any(isinstance(one, Placed) for one in there.settled().values())
-
-
-def test_nothing_is_stopped_of_tiers_that_are_held_or_as_high() -> None:
-    there = table("a")
-    for tier in ("fast", "plain", "slow"):
-        assert there.core.place(ask(there, tier, LONG), there.now) is not None
-    request(there, "fast", 500)
-    there.core.tick(there.now + 5)
-    assert there.core.evictions() == []
-
-
-async def test_whoever_booked_what_is_to_stop_hears_of_it() -> None:
-    core, told = Core({POOL: ["a"]}, WEIGHTS, tiers=TIERS), list[int]()
-    now = [1000.0]
-    dispatch = Dispatch(core, lambda: now[0])
-    dispatch.listen_evictions(told.append, 3)
-    running = dispatch.request(Ask(POOL, b"", LONG, 64, tier="batch"), 3)
-    assert isinstance(running, Placed)
-    assert isinstance(dispatch.request(Ask(POOL, b"", 500, 64, tier="fast")), int)
-    core.tick(now[0] + 1.2)
-    dispatch.pump()
-    assert told == [running.booking]
-
-
-def test_one_late_request_presses_lower_tiers_for_a_moment_only() -> None:
-    gate = Gate(Tiers([Tier("fast", 0, ttft_s=1.0), Tier("batch", 1)]))
-    gate.saw(gate.tiers[0], 5.0, 1.0)
-    gate.breathe([10])
-    assert gate.rooms["batch"] < inf
-    for _ in range(1_000):
-        gate.breathe([10])
-    assert gate.rooms["batch"] == inf
-
-
 def test_what_was_withdrawn_at_once_is_not_waited_for() -> None:
     tiers = Tiers([Tier("fast", 0), Tier("batch", 1)])
-    gate, (fast, batch) = Gate(tiers), tuple(tiers)
-    before = gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.0)
+    gate, (fast, batch) = Gate(tiers, known), tuple(tiers)
+    before = gate.wait_s(batch, Ahead(own_s=10.0), 4, 0.0)
     gate.came(fast, 30.0, 0.0)
-    assert gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.1) > 2 * before
+    assert gate.wait_s(batch, Ahead(own_s=10.0), 4, 0.1) > 2 * before
     gate.uncame(fast, 30.0, 0.0, 0.1)
-    assert gate.wait_s(batch, Ahead(0.0, 10.0), 4, 0.1) == pytest.approx(before)
+    assert gate.wait_s(batch, Ahead(own_s=10.0), 4, 0.1) == pytest.approx(before)
+
+
+def test_a_lower_tier_s_backlog_is_before_a_higher_one_only_as_far_as_its_share_lets_it() -> None:
+    there = table("a")
+    there.place(("long", LONG))
+    for number in range(20):
+        request(there, "batch", LONG, tenant=f"{number}")  # 10 s each
+    assert there.core.lines[POOL].shares.short("batch")
+    there.now += 1.5
+    number = request(there, "fast", 500)
+    assert there.settled().get(number) is None  # it is let in, and waits
+
+
+def test_what_a_share_lets_go_first_is_counted_within_the_wait() -> None:
+    gate = Gate(TIERS, known)
+    for tenth in range(400):
+        gate.pace.passed(tenth / 10, waits=True)
+        gate.pace.worked += 0.1  # one second of prefill a second
+
+    def wait_s(seconds: float, lacking_s: float = 0.0) -> float:
+        return gate.wait_s(FAST, Ahead(own_s=9.0, shorts=(Short(0.1, lacking_s, seconds, 5),)), 1, 40.0)
+
+    assert wait_s(0.0) == pytest.approx(9.0, rel=0.01)
+    assert wait_s(0.5) == pytest.approx(9.5, rel=0.01)  # all of it
+    assert wait_s(500.0) == pytest.approx(10.0, rel=0.01)  # a tenth of the time
+    assert wait_s(500.0, lacking_s=1.8) == pytest.approx(12.0, rel=0.01)  # and what it was not given before
+
+
+@pytest.mark.parametrize("earlier", ["nowhere", "cached", "waiting"])
+def test_a_conversation_that_goes_on_is_let_in_before_one_that_begins(earlier: str) -> None:
+    there = table("a")
+    turn, more = ("a conversation", 2_000), ("its next turn", 200)
+    if earlier == "cached":
+        there.serve(turn)
+    there.place(("long", LONG))
+    for number in range(9):
+        request(there, "slow", LONG // 2, tenant=f"{number}")  # 5 s each: more than is for new ones
+    if earlier == "waiting":
+        there.core.request(msgspec.structs.replace(there.ask(turn), tier="slow"), there.now)
+    there.settled()
+    there.now += 60
+    asked = msgspec.structs.replace(there.ask(turn, more), tier="slow", patience_s=56.0, tenant="t")
+    number = there.core.request(asked, there.now)
+    result = there.settled().get(number)
+    assert isinstance(result, Refused) == (earlier == "nowhere")
+
+
+def test_a_pool_that_is_full_from_its_first_request_refuses_early_as_well() -> None:
+    there = table("a", learnt=False)
+    first = there.place(("long", 400))
+    for number in range(60):
+        request(there, "fast", 400, tenant=f"{number}")  # two a second begin, whatever the rates say
+    placed, begun = [first], there.now
+    while there.now < begun + SEEN_S + 1:
+        there.now += 0.5
+        there.begin(*placed)
+        there.end(*placed)
+        there.pump()
+        placed = [one for one in there.settled().values() if isinstance(one, Placed)]
+    assert there.pool.rates.prefills == 0
+    late = request(there, "fast", 400, tenant="late")
+    result = refused(there.settled()[late])
+    assert result.why is Why.DEADLINE
+    assert result.retry_s > 5

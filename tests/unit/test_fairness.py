@@ -185,12 +185,13 @@ def test_what_is_before_a_newcomer_is_what_the_order_says(seed: int) -> None:
         ))  # fmt: skip
         line.remove(rng.randrange(number + 1) if rng.random() < 0.5 else -1)
     newcomer = one(99, rng.choice([*line.tiers]), rng.choice("uvw"), rng.choice(["", "s"]), 2.0, 9.0, tiers=tiers)
-    number, higher_s, own_s = line.ahead(newcomer, 10.0)
+    ahead = line.ahead(newcomer, 10.0)
     assert line.add(newcomer)
     order = line.ordered(10.0)
     before = order[: order.index(newcomer)]
-    assert number == len(before)
-    assert higher_s + own_s == pytest.approx(sum(each.prefill_s for each in before))
+    assert ahead.number + sum(short.number for short in ahead.shorts) == len(before)
+    seconds = ahead.higher_s + ahead.own_s + sum(short.seconds for short in ahead.shorts)
+    assert seconds == pytest.approx(sum(each.prefill_s for each in before))
 
 
 def test_counters_are_bounded_and_those_who_wait_keep_theirs() -> None:

@@ -5,6 +5,7 @@ off lately, less what comes of higher tiers. Where somebody is to be refused, a 
 before one that begins: what it brings is cached here, and lost if it goes away.
 """
 
+from collections.abc import Callable
 from math import exp, inf
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ PRIOR_S = 1.0  # of a pace of one second of prefill a second at each endpoint, t
 FASTEST = 1.25  # seconds of prefill a second at an endpoint: predictions may be long
 LEAST_PACE = 0.02  # of the pace, that is left for the lowest
 SURE = 0.75  # of what is allowed: predictions err, and a line that is full to the brim serves everybody too late
-NEW = 0.6  # of what is allowed, at most `PACE_S`, that is kept for those who go on: predictions vary by as much
+KEPT, MOST_KEPT_S = 0.6, 20.0  # of that, what is kept for those who go on: predictions vary by as much
 OBSERVED = 3  # prefills to be learnt before what they take is believed
 SEEN_S = 3.0  # that some have waited for, by which the pace is known whatever prefills take
 LONGEST_RETRY_S = 600.0
@@ -66,20 +67,25 @@ class Coming(Struct):
 
 
 class Gate:
-    """Of one pool."""
+    """`rates`: of the pool, as they are known now."""
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: Tiers, rates: Callable[[], Rates]) -> None:
         self.tiers = list(tiers)
         self.pace = Pace()
-        self.learnt = False
+        self._rates = rates
         self._coming = {tier.name: Coming() for tier in self.tiers}
 
     def __repr__(self) -> str:
         return f"<Gate {self.pace}>"
 
-    def predicts(self, rates: Rates) -> bool:
+    @property
+    def learnt(self) -> bool:
+        """Whether it is known what prefills take."""
+        return self._rates().prefills >= OBSERVED
+
+    @property
+    def predicts(self) -> bool:
         """Whether enough was seen to refuse somebody for what is predicted."""
-        self.learnt = rates.prefills >= OBSERVED
         return self.learnt or self.pace.time >= SEEN_S
 
     def wait_s(self, tier: Tier, ahead: Ahead, able: int, now: float) -> float:
@@ -99,6 +105,15 @@ class Gate:
             before += sum(one.seconds for one in done)
             shorts = [one for one in shorts if one not in done]
 
+    def number(self, ahead: Ahead, wait_s: float, able: int) -> int:
+        """How many begin before one that waits so long."""
+        pace = self.pace.rate(able, learnt=self.learnt)
+        first = ahead.number
+        for one in ahead.shorts:
+            part = (one.lacking_s + one.share * wait_s) * pace / max(one.seconds, 1e-6)
+            first += round(min(1.0, part) * one.number)
+        return first
+
     def refusal(
         self, waiting: Waiting, best: Option | Candidate, ahead: Ahead, able: int, now: float, *, new: bool = False
     ) -> Refused | None:
@@ -111,7 +126,7 @@ class Gate:
             own_s, queued_s = (best.prefill_s, best.queued_s) if self.learnt else (0.0, 0.0)
             allowed = min(allowed, sure * max(tier.ttft_s - own_s, 0.25 * own_s) - queued_s)
         if new:
-            allowed -= NEW * min(allowed, PACE_S)
+            allowed -= KEPT * min(allowed, MOST_KEPT_S)
         if wait_s <= max(0.0, allowed):
             return None
         alone = self.wait_s(tier, Ahead(own_s=ahead.own_s), able, now)

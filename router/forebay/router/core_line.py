@@ -11,6 +11,7 @@ from forebay.router.eviction import may_miss, misses
 from forebay.router.fairness import Counters, Shares, cost
 from forebay.router.line import Ahead, Line
 from forebay.router.loads import Booking
+from forebay.router.member import Member
 from forebay.router.placement import Option, choose
 from forebay.router.routing import Ask, Candidate, Explanation, Outcome, Refused
 from forebay.router.service import Service
@@ -36,7 +37,7 @@ class CoreLine:
         self.counters = Counters()
         self.shares = Shares(self.tiers)
         self.service = Service(self.shares)
-        self.gate = Gate(self.tiers)
+        self.gate = Gate(self.tiers, lambda: pool.rates)
         self.ceilings = Ceilings(self.tiers)
         self.line = Line(tiers=self.tiers, counters=self.counters, shares=self.shares)
         self._unwanted: set[tuple[str, str]] = set()  # tiers and endpoints with room for them that nobody would go to
@@ -64,8 +65,8 @@ class CoreLine:
     def opens(self, name: str, now: float, tier: Tier | None = None) -> bool:
         """Whether the endpoint would start more work of a tier soon."""
         member, tier = self.pool.members[name], tier or next(iter(self.tiers))
-        ahead_s = member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s
-        return self.ceilings.opens(tier, ahead_s, member.load.in_flight, short=self.shares.short(tier.name))
+        short = self.shares.short(tier.name)
+        return self.ceilings.opens(tier, _ahead_s(member, now), member.load.in_flight, short=short)
 
     def admit(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
         """Why a newcomer is not let in; else it is in the tier that it will be served in."""
@@ -80,7 +81,7 @@ class CoreLine:
 
     def _refused(self, waiting: Waiting, best: Option | Candidate, now: float) -> Refused | None:
         """As predicted; else its tier is the one that lets it in."""
-        if waiting.promised or not self.gate.predicts(self.pool.rates):
+        if waiting.promised or not self.gate.predicts:
             return None
         refused, tier = None, waiting.tier
         asked: Tier | None = tier
@@ -114,35 +115,44 @@ class CoreLine:
         waiting = Waiting(0, 0, ask, now, now + ask.patience_s, keys_of(ask), tier=self.tiers[ask.tier])
         refused = self._refused(waiting, chosen, now)
         self.line.weighed(waiting, "", chosen.prefill_s, _cost(waiting, chosen))
-        ahead = self.line.ahead(waiting, now)
-        predicted_s = self.gate.wait_s(waiting.tier, ahead, self._takers(), now) + chosen.predicted_s
-        return Explanation(candidates, ahead.number, waiting.tier.name, ask.weight, predicted_s, refused)
+        ahead, able = self.line.ahead(waiting, now), self._takers()
+        wait_s = self.gate.wait_s(waiting.tier, ahead, able, now)
+        before, predicted_s = self.gate.number(ahead, wait_s, able), wait_s + chosen.predicted_s
+        return Explanation(candidates, before, waiting.tier.name, ask.weight, predicted_s, refused)
 
     def needy(self, running: Iterable[Booking], now: float) -> dict[str, int]:
         """The rank of the highest tier of which somebody would miss its first token's objective, by where it waits for
-        it: at an endpoint, or in the line before it."""
+        it: at an endpoint, or in the line before it. An endpoint that is late is taken to be as late again."""
         found: dict[str, int] = {}
+        unbegun = [one for one in running if one.waiting and one.tells]
+        late_s = dict.fromkeys(self.pool.members, 0.0)
+        for booking in unbegun:
+            late_s[booking.endpoint] = max(late_s[booking.endpoint], now - booking.placed_at - booking.predicted_s)
 
-        def needs(endpoint: str, tier: Tier, since: float, first_at: float) -> None:
-            if misses(tier, since, first_at):
+        def needs(endpoint: str, tier: Tier, since: float, due_at: float) -> None:
+            if misses(tier, since, max(due_at, now) + late_s.get(endpoint, 0.0)):
                 found[endpoint] = min(tier.rank, found.get(endpoint, tier.rank))
 
-        for booking in running:
+        for booking in unbegun:
             tier = self.tiers[booking.tier]
-            if booking.waiting and booking.tells and may_miss(tier, booking.since, booking.prefill_s, now):
-                due_at = booking.placed_at + booking.predicted_s
-                needs(booking.endpoint, tier, booking.since, max(due_at, 2 * now - due_at))  # if late, as late again
+            if may_miss(tier, booking.since, booking.prefill_s, now):
+                needs(booking.endpoint, tier, booking.since, booking.placed_at + booking.predicted_s)
         if any(may_miss(one.tier, one.since, one.prefill_s, now) for one in self.line):
-            before, able = dict.fromkeys((tier.rank for tier in self.tiers), 0.0), self._takers()
-            predicts = self.gate.predicts(self.pool.rates)
-            for one in self.line.ordered(now):
-                rank = one.tier.rank
-                if may_miss(one.tier, one.since, one.prefill_s, now):
-                    ahead = Ahead(own_s=sum(seconds for other, seconds in before.items() if other <= rank))
-                    wait_s = self.gate.wait_s(one.tier, ahead, able, now) if predicts else math.inf
-                    needs(one.home, one.tier, one.since, now + wait_s + one.prefill_s)
-                before[rank] += one.prefill_s
+            for waiting, wait_s in self._waits(now):
+                if may_miss(waiting.tier, waiting.since, waiting.prefill_s, now):
+                    needs(waiting.home, waiting.tier, waiting.since, now + wait_s + waiting.prefill_s)
         return found
+
+    def _waits(self, now: float) -> Iterator[tuple[Waiting, float]]:
+        """Who waits, and for how long still: for what is before it in the line, and at the endpoint where it would
+        go."""
+        before, able = dict.fromkeys((tier.rank for tier in self.tiers), 0.0), self._takers()
+        queued_s = {name: _ahead_s(member, now) for name, member in self.pool.members.items()}
+        for one in self.line.ordered(now):
+            rank = one.tier.rank
+            ahead = Ahead(own_s=sum(seconds for other, seconds in before.items() if other <= rank))
+            yield one, max(self.gate.wait_s(one.tier, ahead, able, now), queued_s.get(one.home, 0.0))
+            before[rank] += one.prefill_s
 
     def spares(self, tier: str) -> bool:
         """Whether a tier has so much more than its least share that it keeps that if some of it is stopped."""
@@ -288,3 +298,8 @@ class CoreLine:
 
 def _cost(waiting: Waiting, option: Option | Candidate) -> float:
     return cost(waiting.ask.tokens - option.cached, waiting.ask.output)
+
+
+def _ahead_s(member: Member, now: float) -> float:
+    """Seconds of prefill at an endpoint, that will say when it begins."""
+    return member.load.ahead(now, member.rates.prefill_s) * member.rates.prefill_s

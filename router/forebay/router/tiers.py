@@ -3,7 +3,8 @@ short.
 
 `Shed.HOLD`: a request waits as long as its tier allows, and is refused at once only where it would wait longer.
 `SHED`: it is refused as soon as its objective would be missed, and may be stopped for one of a higher tier.
-`DOWNGRADE`: where its objective would be missed, it is served in the next lower tier that lets it in, shed or not.
+`DOWNGRADE`: where its objective would be missed, it is served in the next lower tier that lets it in, shed or not; it
+is stopped in none.
 """
 
 from collections.abc import Iterable, Iterator
