@@ -1,7 +1,7 @@
 """How soon refused requests hear of it from a real front door whose engines have more than they can do.
 
 A front door in this process before two engine doubles that compute prompts at 1,000 tokens a second. A client asks for
-five times as much as they can do, open loop; a request may wait one second for an engine. Measured at the client, from
+five times as much as they can do from its first request on, open loop; a request may wait one second for an engine. Measured at the client, from
 the connection's first byte on; the front door, the doubles and the client share this process and its core.
 """
 
@@ -23,7 +23,6 @@ RATE, TOKENS, TIMES = 1_000.0, 400, 5.0
 BUSY = Settings(prefill_rate=RATE, answer_tokens=None)
 WARM_S, SECONDS = 5.0, 12.0
 QUEUE_S = 1.0
-ALONE = 8
 
 
 async def bench() -> float:
@@ -43,8 +42,6 @@ async def _measure(door: Door) -> float:
     asked: list[asyncio.Task[tuple[int, float, float]]] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     async with httpx.AsyncClient(base_url=door.url, headers=door.http.headers, timeout=60.0, limits=limits) as http:
-        for number in range(ALONE):  # the router learns how fast engines are from requests that wait for nobody
-            await _ask(http, -number, 0.0)
         began = time.perf_counter()
         while (at := time.perf_counter() - began) < WARM_S + SECONDS:
             asked.append(asyncio.create_task(_ask(http, len(asked), at)))
