@@ -170,7 +170,7 @@ class CoreLine:
     def wait_s(self) -> float:
         """Seconds until what waits now will have begun, about."""
         able = sum(map(self.pool.opened, self.pool.members.values()))
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
+        return sum(self.line.seconds.values()) / max(1, able)
 
     def add(self, waiting: Waiting, home: Option) -> bool:
         """False: there is no room."""
