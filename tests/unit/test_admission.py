@@ -5,6 +5,7 @@ import pytest
 
 from forebay.router.admission import SEEN_S, Gate
 from forebay.router.ceilings import Ceilings
+from forebay.router.dispatch import Dispatch
 from forebay.router.line import Ahead, Short
 from forebay.router.rates import Rates
 from forebay.router.routing import Ask, Outcome, Placed, Refused, Result, Why
@@ -83,6 +84,8 @@ def test_one_whose_objective_would_be_missed_is_served_in_a_lower_tier_and_told_
     there.place(("long", LONG))
     for tenant in ("a", "b"):
         request(there, "plain", LONG // 6, tenant=tenant)  # 1.7 s
+    told = Dispatch(there.core, lambda: there.now).explain(ask(there, "plain", 1_000))
+    assert (told.tier, told.refused) == ("slow", None)
     number = request(there, "plain", 1_000)
     assert there.settled() == {}
     for placed in list(there.core._bookings.values()):
