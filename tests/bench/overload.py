@@ -183,9 +183,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="at a time; one for each core if not given")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write plots there, as SVG")
     parser.add_argument("--policies", nargs="+", help="only these")
+    parser.add_argument("--answered", action="store_true", help="turns of a conversation come after their answers")
     parser.add_argument("--no-live", action="store_true", help="leave the real front door out")
     options = parser.parse_args()
-    shape = Shape(options.replicas, until_s=options.seconds)
+    shape = Shape(options.replicas, until_s=options.seconds, answered=options.answered)
     shape = replace(shape, engine=replace(shape.engine, capacity=options.kv_tokens))
     can = capacity(shape, options.seeds)
     print(

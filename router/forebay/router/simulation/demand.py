@@ -11,6 +11,7 @@ from forebay.router.simulation.arriving import Arrival
 from forebay.router.simulation.workload import Conversation, Instance, Turn
 
 BLOCK = 64
+PAUSE_S = 4.0  # between an answer and the next turn of a conversation, on average
 
 
 class Source(Struct, frozen=True):
@@ -47,6 +48,24 @@ def demand(sources: Sequence[Source], *, rate: float, until: float, seed: int) -
     return found
 
 
+def conversations(sources: Sequence[Source], *, rate: float, until: float, seed: int) -> list[Arrival]:
+    """As many requests, if all are answered, as conversations: a turn comes some seconds after the answer to the one
+    before. Who is refused says no more."""
+    rng = random.Random(seed)  # noqa: S311 - repeatable
+    names, found = count(1), list[Arrival]()
+    tenants = [_Tenant(source, rng, names) for source in sources]
+    shares = [source.share for source in sources]
+    turns_each = sum(one.share / (1 - one.sessions) for one in sources) / sum(shares)
+    at = 0.0
+    while (at := at + rng.expovariate(rate / turns_each)) < until:
+        tenant = rng.choices(tenants, shares)[0]
+        turns = tenant.conversation()
+        name = f"{tenant.source.tenant}#{len(found)}"
+        conversation = Conversation(name, turns, tier=tenant.source.tier, tenant=tenant.source.tenant)
+        found.append(Arrival(at, Instance(name, conversation)))
+    return found
+
+
 def mean_tokens(arriving: Sequence[Arrival]) -> float:
     """Of a request's prompt and answer."""
     turns = [one.instance.conversation.turns[0] for one in arriving]
@@ -63,10 +82,28 @@ class _Tenant:
         self._system = self._fresh(source.system)
         self._sessions: list[list[int]] = []
 
-    def turn(self) -> Turn:
+    def _lengths(self) -> tuple[int, int]:
         source, rng = self.source, self._rng
         tokens = min(source.most, max(16, round(rng.lognormvariate(np.log(source.prompt), source.prompt_spread))))
         output = min(source.longest, max(1, round(rng.lognormvariate(np.log(source.output), source.output_spread))))
+        return tokens, output
+
+    def conversation(self) -> list[Turn]:
+        source, rng = self.source, self._rng
+        before, turns = self._system, list[Turn]()
+        while not turns or rng.random() < source.sessions:
+            tokens, output = self._lengths()
+            if turns and len(before) * BLOCK + tokens > source.most + source.system:
+                break
+            blocks = before + self._fresh(tokens)
+            pause_s = rng.expovariate(1 / PAUSE_S) if turns else 0.0
+            turns.append(Turn(np.array(blocks, np.int64), len(before) * BLOCK + tokens, output, pause_s))
+            before = blocks
+        return turns
+
+    def turn(self) -> Turn:
+        source, rng = self.source, self._rng
+        tokens, output = self._lengths()
         before = self._system
         if self._sessions and rng.random() < source.sessions:
             before = self._sessions.pop(rng.randrange(len(self._sessions)))

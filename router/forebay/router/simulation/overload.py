@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from forebay.router.simulation.arriving import Arrival
-from forebay.router.simulation.demand import BLOCK, Source, demand, mean_tokens
+from forebay.router.simulation.demand import BLOCK, Source, conversations, demand, mean_tokens
 from forebay.router.simulation.engine import EngineSpec, Request
 from forebay.router.simulation.fleet import Fleet, Make, Run
 from forebay.router.simulation.flow_control import (
@@ -39,7 +39,8 @@ BACKLOG = 1_500  # requests at once, to see what a pool can do
 
 
 class Shape(Struct, frozen=True):
-    """What is asked from `warm_s` to `until_s` counts."""
+    """What is asked from `warm_s` to `until_s` counts. `answered`: turns of a conversation come after the answer to
+    the one before, see `conversations`."""
 
     replicas: int = REPLICAS
     engine: EngineSpec = ENGINE
@@ -47,6 +48,7 @@ class Shape(Struct, frozen=True):
     until_s: float = 260.0
     shares: dict[str, float] = field(default_factory=SHARES.copy)
     retries: int = 0
+    answered: bool = False
 
 
 class FirstCome(LeastRequests):
@@ -169,7 +171,8 @@ class Figures(Struct, frozen=True):
 
 
 def play(make: Make, shape: Shape, rate: float, seed: int) -> Run:
-    asked = demand(sources(shape.shares), rate=rate, until=shape.until_s + GRACE_S, seed=seed)
+    come = conversations if shape.answered else demand
+    asked = come(sources(shape.shares), rate=rate, until=shape.until_s + GRACE_S, seed=seed)
     return played(make, shape, asked, seed)
 
 
