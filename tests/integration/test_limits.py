@@ -170,12 +170,16 @@ async def test_no_max_tokens_is_needed(open_door: OpenDoor) -> None:
 
 
 async def test_a_limit_for_a_model_is_of_that_model(open_door: OpenDoor) -> None:
-    async with EngineDouble() as engine, open_door(engine) as door:
+    models = [{"name": MODEL, "pool": "main", "aliases": ["alias"]}, {"name": "another", "pool": "main"}]
+    async with EngineDouble() as engine, open_door(engine, models=models) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, "another", requests_per_minute=0)
         await who.limit(Level.PROJECT, MODEL, requests_per_minute=1)
         assert (await who.chat(model="alias")).status_code == 200
         assert metadata(await who.chat())["model"] == MODEL
+        await who.limit(Level.PROJECT, "alias", requests_per_minute=2)  # the same model, whatever it is called
+        assert (await who.chat()).status_code == 200
+        assert metadata(await who.chat(model="alias"))["limit_value"] == 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -337,13 +341,10 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
                 assert answer.status_code == 200, answer.text
                 assert answer.json()["limits"]["requests_per_minute"] == 7
                 assert answer.json()["limits"]["queued_requests"] is None
-                answer = await http.put(path, params={"model": "a/b"}, json={"concurrent_requests": 2})
-                assert answer.json()["model"] == "a/b"
+                answer = await http.put(path, params={"model": "alias"}, json={"concurrent_requests": 2})
+                assert answer.json()["model"] == MODEL
                 found = (await http.get(path)).json()["data"]
-                assert [(one["level"], one["model"]) for one in found] == [(level, None), (level, "a/b")]
-                wrong: Any
-                for wrong in ({"requests_per_minute": -1}, {"requests": 1}, {"requests_per_minute": 2.5}, []):
-                    assert (await http.put(path, json=wrong)).status_code == 400, wrong
+                assert [(one["level"], one["model"]) for one in found] == [(level, None), (level, MODEL)]
             await who.followed()
             assert (await who.chat()).headers["x-ratelimit-limit-requests"] == "7"
 
@@ -354,8 +355,8 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
             assert len(exported["limits"]) == 8
 
             assert (await http.put(paths[Level.TENANT], json={})).status_code == 200  # nothing is limited: none is kept
-            assert [one["model"] for one in (await http.get(paths[Level.TENANT])).json()["data"]] == ["a/b"]
-            assert (await http.delete(paths[Level.TENANT], params={"model": "a/b"})).json()["data"] == []
+            assert [one["model"] for one in (await http.get(paths[Level.TENANT])).json()["data"]] == [MODEL]
+            assert (await http.delete(paths[Level.TENANT], params={"model": "alias"})).json()["data"] == []
             assert (await http.delete(paths[Level.PROJECT])).json()["data"] == []
             other = await door.service.tenancy.create_tenant("other")
             stranger = paths[Level.PROJECT].replace(who.ids[Level.TENANT], other.id)
@@ -363,6 +364,65 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
                 answer = await http.request(method, stranger, json={} if method == "PUT" else None)
                 assert answer.status_code == 404
         assert (await who.http.get(paths[Level.KEY])).status_code in (401, 403)
+
+
+WRONG: list[tuple[bytes, str | None, str]] = [
+    (b'{"requests_per_minute": -1}', "requests_per_minute", "expected `int` >= 0"),
+    (b'{"requests_per_minute": 2.5}', "requests_per_minute", "expected an integer, but got a number"),
+    (b'{"requests_per_minute": 2.0}', "requests_per_minute", "expected an integer, but got a number"),
+    (b'{"requests_per_minute": 1000000000001}', "requests_per_minute", "expected `int` <= 1000000000000"),
+    (b'{"requests_per_minute": 1' + b"0" * 400 + b"}", "requests_per_minute", "expected `int` <= 1000000000000"),
+    (b'{"requests_per_minute": true}', "requests_per_minute", "expected an integer, but got a boolean"),
+    (b'{"requests_per_minute": "5"}', "requests_per_minute", "expected an integer, but got a string"),
+    (b'{"requests_per_minute": "null"}', "requests_per_minute", "expected an integer, but got a string"),
+    (b'{"requests_per_minute": [1]}', "requests_per_minute", "expected an integer, but got an array"),
+    (b'{"requests_per_minute": NaN}', None, "could not parse the JSON body"),
+    (b'{"requests_per_minute": 1e999}', "requests_per_minute", "Invalid type for 'requests_per_minute'"),
+    (b'{"queued_requests": 1, "queued_requests": null}', None, "could not parse the JSON body"),
+    (b'{"rpm": 1}', "rpm", "The parameters are requests_per_minute, input_tokens_per_minute"),
+    (b'{"requestPerMinute": 1}', "requestPerMinute", "Did you mean 'requests_per_minute'?"),
+    (b'{"requests_p\xc3\xa9r_minute": 1}', "requests_p\u00e9r_minute", "Did you mean 'requests_per_minute'?"),
+    (b"[]", None, "The body of a request is a JSON object; this one is an array"),
+    (b"null", None, "The body of a request is a JSON object; this one is null"),
+    (b"", None, "could not parse the JSON body"),
+    (b'{"queued_requests": 1', None, "could not parse the JSON body"),
+    (b"\xff", None, "could not parse the JSON body"),
+]
+
+
+async def test_what_cannot_be_a_limit_is_refused_and_changes_nothing(open_door: OpenDoor) -> None:
+    """litellm#22726, #20615: null is unlimited, and nothing else is taken for it."""
+    async with EngineDouble() as engine, open_door(engine) as door:
+        who = await tenant(door)
+        admin = (await door.service.tenancy.create_admin_key()).secret
+        path = f"/admin/v1/tenants/{who.ids[Level.TENANT]}/limits"
+        async with httpx.AsyncClient(base_url=door.url, headers={"authorization": f"Bearer {admin}"}) as http:
+            set_ = {"requests_per_minute": 0, "queued_requests": 10**12}
+            before = (await http.put(path, json=set_)).json()["limits"]
+            assert {name: before[name] for name in set_} == set_
+
+            async def refused(method: str, query: str, body: bytes, param: str | None, said: str) -> None:
+                headers = {"content-type": "application/json"}
+                answer = await http.request(method, f"{path}{query}", content=body, headers=headers)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param), (query, body, answer.text)
+                assert said in error["message"]
+
+            for body, param, said in WRONG:
+                await refused("PUT", "", body, param, said)
+            for method, body in (("PUT", b'{"requests_per_minute": 1}'), ("DELETE", b"")):
+                await refused(method, "?modle=alias", body, "modle", "This takes one, model, and once.")
+                await refused(method, "?model=alias&model=x", body, "model", "This takes one, model, and once.")
+                await refused(method, "?model=%00", body, "model", "printable")
+                await refused(method, f"?model={'x' * 129}", body, None, "length <= 128")
+            await refused("PUT", "?model=alais", b'{"queued_requests": 1}', "model", "did you mean alias?")
+            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL}")
+            await refused("GET", "?model=alias", b"", "model", "This takes none.")
+            too_much = await http.put(path, content=b" " * (2 << 20), headers={"content-type": "application/json"})
+            assert (too_much.status_code, too_much.json()["error"]["code"]) == (413, "request_too_large")
+            (found,) = (await http.get(path)).json()["data"]
+            assert found["limits"] == before
+            assert (await http.delete(path, params={"model": "gone"})).status_code == 200
 
 
 async def test_a_key_shows_nothing_of_other_tenants_limits(open_door: OpenDoor) -> None:
