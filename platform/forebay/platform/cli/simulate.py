@@ -59,7 +59,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     help="Requests are of the tiers that this configuration declares.",
 )  # fmt: skip
 @click.option(
-    "--mix", type=simulate_tiers.Mix(), default={},
+    "--mix", type=simulate_tiers.Mix(), default="",
     help="Shares of conversations by tier, where the trace names none: batch=0.2,… The rest is of the default.",
 )  # fmt: skip
 @click.option("--policies", type=_Policies(), default=",".join(POLICIES), help="Comma-separated. Default: all.")

@@ -29,7 +29,7 @@ class Mix(click.ParamType[dict[str, float]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, float]:
         found: dict[str, float] = {}
-        for part in value.split(","):
+        for part in value.split(",") if value else ():
             name, _, share = (text.strip() for text in part.partition("="))
             try:
                 found[name] = found.get(name, 0.0) + float(share)
