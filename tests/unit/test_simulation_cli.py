@@ -123,10 +123,9 @@ def test_with_tiers_it_tells_what_becomes_of_each(tmp_path: Path, tiers: Path) -
 def test_where_the_trace_names_no_tiers_shares_of_it_are_said(tmp_path: Path, tiers: Path) -> None:
     trace = crowded(tmp_path, None)
     args = ("--trace", trace, *SMALL, "--policies", "llm-d", "--tiers", tiers, "--json")
-    counts = [
-        {name: one["requests"] for name, one in json.loads(run(*args, *more).stdout)["policies"]["llm-d"]["tiers"].items()}
-        for more in ((), ("--mix", "fast=0.25,batch=0.25"), ("--mix", "batch=1"))
-    ]
+    mixes = ((), ("--mix", "fast=0.25,batch=0.25"), ("--mix", "batch=1"))
+    found = [json.loads(run(*args, *more).stdout)["policies"]["llm-d"]["tiers"] for more in mixes]
+    counts = [{name: one["requests"] for name, one in by_tier.items()} for by_tier in found]
     assert counts[0] == {"fast": 0, "plain": 180, "batch": 0}
     assert [round(count / 45) for count in counts[1].values()] == [1, 2, 1]
     assert counts[2] == {"fast": 0, "plain": 0, "batch": 180}
