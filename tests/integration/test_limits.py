@@ -236,6 +236,67 @@ async def test_what_we_fail_to_answer_does_not_count_and_what_is_wrong_does(open
         assert await who.spent() == {"tenant:r:": 1}
 
 
+async def test_a_request_that_moves_to_another_engine_counts_once(open_door: OpenDoor) -> None:
+    """litellm#39455."""
+    fault = Fault(kind="status", status=500, path="/v1/chat")
+    async with EngineDouble(faults=(fault,)) as broken, EngineDouble() as well, open_door(broken, well) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, requests_per_minute=50, input_tokens_per_minute=9000,
+                        output_tokens_per_minute=9000, concurrent_requests=1)  # fmt: skip
+        used = []
+        while not any(one.path.startswith("/v1/chat") for one in broken.requests):
+            answer = await who.chat(f"conversation {len(used)}")
+            assert answer.status_code == 200
+            used.append(answer.json()["usage"])
+        spent = await who.spent()
+        assert spent["tenant:r:"] == len(used)
+        assert spent["tenant:o:"] == sum(usage["completion_tokens"] for usage in used)
+        assert await holds(who, {})
+
+
+async def test_every_way_out_gives_back_what_was_held(open_door: OpenDoor) -> None:
+    """otari#128, eliza#9904; litellm#28160, #40846, #27955: an error before the first byte leaks no slot and no
+    reservation."""
+    changes = {
+        "timeouts": {"firstByte": 0.5, "heartbeatAfter": 5.0, "connect": 0.2}, "server": {"bodyLimit": 100_000},
+        "models": [{"name": name, "pool": "main"} for name in (MODEL, "another")],
+    }  # fmt: skip
+    async with EngineDouble(max_model_len=512) as engine, open_door(engine, **changes) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, requests_per_minute=999, input_tokens_per_minute=99_000,
+                        output_tokens_per_minute=99_000, concurrent_requests=1, queued_requests=1)  # fmt: skip
+        await who.limit(Level.KEY, "another", input_tokens_per_minute=0)
+
+        async def out(status: int, fault: Fault | None = None, **body: Any) -> None:
+            engine.faults.clear()
+            if fault is not None:
+                engine.faults.add(msgspec.json.encode(fault))
+            for stream in (False, True):
+                answer = await who.chat(stream=stream, **body)
+                assert answer.status_code == status, answer.text
+                await eventually(lambda: holds(who, {}))
+                assert set(await who.spent()) <= {"tenant:r:"}, body
+
+        await out(404, model="gpt-9")
+        await out(400, temperature="hot")
+        await out(400, content="word " * 4000)
+        await out(413, content="x" * 200_000)
+        await out(429, model="another")
+        for fault in (
+            Fault(kind="status", status=400, path="/v1/chat"), Fault(kind="status", status=503, path="/v1/chat"),
+            Fault(kind="close_before_headers", path="/v1/chat"), Fault(kind="close_after_headers", path="/v1/chat"),
+        ):  # fmt: skip
+            await out(400 if fault.status == 400 else 503, fault)
+        await out(504, Fault(kind="hang_before_headers", path="/v1/chat"))
+        for stream in (False, True):  # who leaves before anything came
+            with pytest.raises(httpx.ReadTimeout):
+                await who.http.post("/v1/chat/completions", timeout=0.2, json={
+                    "model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": stream})  # fmt: skip
+            await eventually(lambda: holds(who, {}))
+        engine.faults.clear()
+        assert (await who.chat()).status_code == 200  # with room for one at a time
+
+
 async def test_a_stream_that_breaks_is_not_charged(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)

@@ -311,6 +311,35 @@ async def test_streams_tell_proxies_not_to_buffer(open_door: OpenDoor) -> None:
         assert "content-length" not in headers
 
 
+async def test_what_an_engine_sends_beside_its_answer_reaches_no_client(open_door: OpenDoor) -> None:
+    """openai-python#2722, #3833; llm-gateway#2053, copilot-api#88: an id, and a comment or empty data after it, are an
+    empty event to the client, which dies of it; comments are passed on as no JSON. Our own heartbeats are harmless."""
+    told = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"%b","choices":[%b]}\n\n'
+
+    def says(choice: bytes) -> bytes:
+        return told % (MODEL.encode(), choice)
+
+    async def noisy(writer: Any) -> None:
+        writer.write(SSE + chunk(b"id: 1\nretry: 10\nevent: message\n" + says(b'{"index":0,"delta":{"content":"a"}}')))
+        for noise in (b": ping\n\n", b"data:\n\n", b"data: \n\n", b"id: 2\n: ping\n\n", b"event: ping\n\n", b"\n\n"):
+            writer.write(chunk(noise))
+            await writer.drain()
+            await asyncio.sleep(0.15)
+        last = says(b'{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}')
+        writer.write(chunk(b"id: 3\n" + last) + chunk(b": bye\n\ndata: [DONE]\n\n") + END)
+
+    timeouts = {"heartbeatAfter": 0.2}
+    async with ScriptedEngine(noisy, model=MODEL) as engine, open_door(engine, timeouts=timeouts) as door:
+        seen = [event async for event in await door.openai.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True)]  # fmt: skip
+        assert "".join(event.choices[0].delta.content or "" for event in seen) == "ab"
+        assert seen[-1].choices[0].finish_reason == "stop"
+        lines = [line for line in (await door.chat(stream=True)).text.splitlines() if line]
+        assert {line.partition(":")[0] for line in lines} == {"data", ""}
+        assert {line for line in lines if line.startswith(":")} == {": heartbeat"}
+        assert all(line == "data: [DONE]" or line.startswith('data: {"') for line in lines if line[0] == "d")
+
+
 @pytest.mark.parametrize("timeouts", [{"idle": 0.4}, {"total": 0.8}], ids=lambda t: next(iter(t)))
 async def test_a_stream_that_stops_or_never_ends_is_ended(open_door: OpenDoor, timeouts: dict[str, float]) -> None:
     endless = EngineDouble(token_seconds=0.02, answer_tokens=None)
