@@ -243,7 +243,7 @@ async def test_a_request_that_moves_to_another_engine_counts_once(open_door: Ope
         who = await tenant(door)
         await who.limit(Level.TENANT, requests_per_minute=50, input_tokens_per_minute=9000,
                         output_tokens_per_minute=9000, concurrent_requests=1)  # fmt: skip
-        used = []
+        used: list[dict[str, int]] = []
         while not any(one.path.startswith("/v1/chat") for one in broken.requests):
             answer = await who.chat(f"conversation {len(used)}")
             assert answer.status_code == 200

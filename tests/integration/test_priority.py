@@ -70,7 +70,7 @@ async def test_who_came_last_of_a_higher_tier_is_answered_first(open_door: OpenD
 async def test_an_engine_that_is_full_of_a_lower_tier_makes_room(
     open_door: OpenDoor, tmp_path: Path, stream: bool
 ) -> None:
-    """vllm#24365, #40004: an engine stops nobody once its places are taken; here what may be stopped is, and goes on."""
+    """vllm#24365, #40004: an engine stops nobody once its places are taken; what may be stopped is, and goes on."""
     tiers = [{"name": "urgent", "rank": 0, "ttft": 2}, {**TIERS[1], "queue": 60}]
     full = Settings(token_seconds=0.02, answer_tokens=None, max_running=1)
     model = known_template(tmp_path, CHATML)

@@ -11,7 +11,7 @@ from forebay.platform.relay.upstream_errors import for_status
 
 CALL: Any = SimpleNamespace(inference=SimpleNamespace(api="chat.completions"))
 VLLM = {"error": {"message": "temperature must be low", "type": "BadRequestError", "param": "temperature", "code": 400}}
-SGLANG = {"object": "error", "message": "temperature must be low", "type": "BadRequestError", "param": None, "code": 400}
+SGLANG = {"object": "error", "message": "temperature must be low", "type": "BadRequestError", "code": 400}
 LONG = {"error": {"message": "This model's maximum context length is 256 tokens.", "code": 400}}
 
 
