@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from litestar import asgi
@@ -27,6 +28,7 @@ from forebay.platform.limits.permit import UNLIMITED, Permit
 from forebay.platform.relay import metrics
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
+from forebay.platform.relay.nothing import nothing
 from forebay.platform.relay.relay import Relay
 from forebay.platform.relay.upstream_errors import no_router
 from forebay.platform.tenancy.auth import Authenticator, require
@@ -161,6 +163,8 @@ class Inferences:
     async def _run(self, call: Call, client: Client) -> None:
         if call.permit.limited:
             await self._take(call)
+        if call.inference.stream:
+            client.nothing = partial(nothing, call)
         client.watch()
         await self._relay.run(call, client)
 
