@@ -17,6 +17,7 @@ from tests.integration.test_broken_engines import at_rest, event
 
 
 async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_it_got(open_door: OpenDoor) -> None:
+    """litellm#33736, #36008, #37558; production-stack#634, litellm#8754, vllm#54947."""
     async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         async with door.http.stream(
             "POST",
@@ -42,6 +43,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_and_pays_for_what_
 
 @pytest.mark.parametrize("scale_out", [True, False])
 async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: OpenDoor, scale_out: bool) -> None:
+    """litellm#13245, #17364."""
     async with EngineDouble(SLOW, scale_out=scale_out) as engine, open_door(engine) as door:
         with pytest.raises(httpx.ReadTimeout):
             await door.http.post(
@@ -59,6 +61,7 @@ async def test_a_client_that_leaves_a_whole_answer_stops_the_engine(open_door: O
 
 
 async def test_without_abort_by_id_leaving_a_stream_is_exact_too(open_door: OpenDoor) -> None:
+    """openai-openapi#539, vllm#5708."""
     async with EngineDouble(SLOW, scale_out=False) as engine, open_door(engine) as door:
         for _ in range(2):
             async with door.http.stream(

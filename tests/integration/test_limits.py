@@ -96,6 +96,7 @@ def metadata(answer: httpx.Response) -> Any:
 
 
 async def test_requests_of_a_minute_and_the_headers_that_say_so(open_door: OpenDoor) -> None:
+    """ai-gateway#2394, #1754."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.KEY, requests_per_minute=3)
@@ -136,6 +137,7 @@ async def test_openais_client_understands(open_door: OpenDoor) -> None:
 
 
 async def test_tokens_are_reserved_and_become_what_was_used(open_door: OpenDoor) -> None:
+    """ai-gateway#2394."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, input_tokens_per_minute=10_000, output_tokens_per_minute=5_000)
@@ -161,6 +163,7 @@ async def test_a_warm_conversation_is_not_held_to_its_whole_length(open_door: Op
 
 
 async def test_no_max_tokens_is_needed(open_door: OpenDoor) -> None:
+    """tensorzero#3648."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, output_tokens_per_minute=100)  # less than is guessed of an answer
@@ -340,6 +343,7 @@ async def test_a_change_holds_within_a_second_and_counts_go_on(open_door: OpenDo
 
 
 async def test_two_front_doors_count_together(open_door: OpenDoor, database: str, valkey: str, tmp_path: Path) -> None:
+    """litellm#18730, #27736, #40291."""
     async with EngineDouble() as engine, open_door(engine) as door:
         (tmp_path / "other").mkdir()
         secrets = {"cacheSalt": str(tmp_path / "secrets/cache-salt"), "keyHash": str(tmp_path / "secrets/key-hash")}
@@ -373,6 +377,7 @@ async def test_refusals_and_leases_are_metrics(open_door: OpenDoor) -> None:
 async def test_without_valkey_limits_hold_by_a_share_and_health_says_so(
     database: str, tmp_path: Path
 ) -> None:
+    """litellm#35528."""
     async with EngineDouble() as engine, opened(config(tmp_path, [engine]), database, "valkey://127.0.0.1:1/0") as door:
         who = await tenant(door)
         await who.limit(Level.KEY, requests_per_minute=3)

@@ -172,7 +172,9 @@ async def test_a_tool_call_comes_whole_and_in_pieces(open_door: OpenDoor) -> Non
 
 @pytest.mark.parametrize("recording", recordings(one_per_model=True))
 async def test_recorded_streams_reach_the_client_as_they_came(open_door: OpenDoor, recording: Recording) -> None:
-    """Content, tool calls and reasoning of other engines' parsers, through the front door into the SDK."""
+    """Content, tool calls and reasoning of other engines' parsers, through the front door into the SDK.
+
+    vllm#37937, #35705, #18108; lmdeploy#3412."""
 
     async def replay(writer: Any) -> None:
         writer.write(SSE)
@@ -302,6 +304,7 @@ async def test_completions_stream_under_an_alias(open_door: OpenDoor) -> None:
 
 
 async def test_streams_tell_proxies_not_to_buffer(open_door: OpenDoor) -> None:
+    """litellm#28384, dstack#4269."""
     async with EngineDouble() as engine, open_door(engine) as door:
         headers = (await door.chat(max_tokens=1, stream=True)).headers
         assert headers["content-type"].startswith("text/event-stream")
@@ -342,6 +345,7 @@ async def test_what_an_engine_sends_beside_its_answer_reaches_no_client(open_doo
 
 @pytest.mark.parametrize("timeouts", [{"idle": 0.4}, {"total": 0.8}], ids=lambda t: next(iter(t)))
 async def test_a_stream_that_stops_or_never_ends_is_ended(open_door: OpenDoor, timeouts: dict[str, float]) -> None:
+    """litellm#9551, #38358, #30836."""
     endless = EngineDouble(token_seconds=0.02, answer_tokens=None)
     hang = Fault(kind="hang", after=4, path="/v1/chat")
     stopped = EngineDouble(faults=(hang,))

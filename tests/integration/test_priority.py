@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import pre_tokenizers
 
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -14,9 +15,13 @@ from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.integration.observed import unbooked
-from tests.integration.test_failover import CHATML, known_template
 from tests.integration.test_waiting import BUSY, long_prefill, noted, prompt, waiting
+from tests.tokenizers import save, small
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TIERS = [
     {"name": "urgent", "rank": 0, "ttft": 6, "queue": 30},
     {"name": "batch", "rank": 1, "queue": 4, "shed": "shed", "default": True},
@@ -73,7 +78,9 @@ async def test_an_engine_that_is_full_of_a_lower_tier_makes_room(
     """vllm#24365, #40004: an engine stops nobody once its places are taken; what may be stopped is, and goes on."""
     tiers = [{"name": "urgent", "rank": 0, "ttft": 2}, {**TIERS[1], "queue": 60}]
     full = Settings(token_seconds=0.02, answer_tokens=None, max_running=1)
-    model = known_template(tmp_path, CHATML)
+    made = small(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False))
+    (tmp_path / "tokenizer").mkdir()
+    model = {"tokenizer": str(save(made, tmp_path / "tokenizer", chat_template=CHATML))}
     async with EngineDouble(full) as engine, open_door(engine, tiers=tiers, model=model) as door:
         lower = as_tenant(door, door.key, 20, "batch", max_tokens=250, stream=stream, temperature=0)
         batch = asyncio.create_task(lower)

@@ -194,6 +194,7 @@ async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenD
     Fault(kind="malformed_frame", after=4),
 ], ids=lambda f: f"{f.kind}-{f.rst}")  # fmt: skip
 async def test_an_engine_that_dies_while_streaming_ends_in_an_error_frame(open_door: OpenDoor, fault: Fault) -> None:
+    """Portkey#1797, preloop#117, bifrost#597, litellm#39898."""
     async with EngineDouble(SLOW, faults=(fault,)) as engine, open_door(engine) as door:
         response = await door.chat(max_tokens=50, stream=True)
         frames = response.text.split("\n\n")

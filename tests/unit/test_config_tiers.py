@@ -68,6 +68,7 @@ def said(tiers: str, before: str = "") -> list[str]:
     ],
 )  # fmt: skip
 def test_a_contradiction_is_the_only_fault_and_says_its_place(tiers: str, fault: str) -> None:
+    """gateway-api-inference-extension#2262."""
     (only,) = said(tiers)
     assert only.startswith(fault)
 
