@@ -3,6 +3,8 @@
 A front door in this process before two engine doubles that compute prompts at 1,000 tokens a second. A client asks for
 five times as much as they can do, open loop; a request may wait one second for an engine. Measured at the client, from
 the connection's first byte on; the front door, the doubles and the client share this process and its core.
+
+Before it, what refusing costs the router alone while thousands wait.
 """
 
 import asyncio
@@ -13,17 +15,41 @@ import time
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
 from forebay.platform.stores import embedded
+from forebay.router import Refused
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.integration.door import MODEL, Door, config, opened
+from tests.virtual import Table
 
 RATE, TOKENS, TIMES = 1_000.0, 400, 5.0
 BUSY = Settings(prefill_rate=RATE, answer_tokens=None)
 WARM_S, SECONDS = 5.0, 12.0
 QUEUE_S = 1.0
 ALONE = 8
+WAITING, ENDPOINTS = 3_600, ("a", "b", "c", "d")
+
+
+def crowded(tenants: int, times: int = 200) -> float:
+    """Milliseconds of a predicted refusal, the median, while requests of so many tenants wait."""
+    table, rng = Table(*ENDPOINTS), random.Random(1)
+    for name in ENDPOINTS:
+        table.place((f"long, at {name}", 200_000), without=tuple(one for one in ENDPOINTS if one != name))
+    for n in range(WAITING):
+        ask = table.ask((f"{n}", rng.choice((40, 400, 2_000))))
+        table.core.request(replace(ask, patience_s=6_000.0, tenant=f"{n % tenants}"), table.now)
+    assert table.settled() == {}
+    table.pool.rates.prefills = 20  # from now on what is predicted is believed
+    took = []
+    for n in range(times):
+        asked = replace(table.ask((f"new {n}", 400)), patience_s=5.0, tenant=f"{n % tenants}")
+        began = time.perf_counter()
+        table.core.request(asked, table.now)
+        took.append((time.perf_counter() - began) * 1e3)
+    assert sum(isinstance(one, Refused) for one in table.settled().values()) == times
+    return statistics.median(took)
 
 
 async def bench() -> float:
@@ -66,6 +92,8 @@ async def _ask(http: httpx.AsyncClient, number: int, at: float) -> tuple[int, fl
 
 
 def main() -> None:
+    for tenants in (1, 3, 30, 1_000):
+        print(f"    the router alone, {WAITING:,} of {tenants:,} tenants wait: {crowded(tenants):.2f} ms a refusal")
     print(asyncio.run(bench()))
 
 

@@ -107,6 +107,24 @@ async def test_life_of_a_tenant(client: httpx.AsyncClient, tenancy: Tenancy, eng
     assert len((await call(client, "GET", "/tenants?deleted=true"))[1]["data"]) == 2
 
 
+async def test_the_weight_of_a_tenant(client: httpx.AsyncClient) -> None:
+    _, tenant = await call(client, "POST", "/tenants", {"name": "acme"})
+    assert tenant["weight"] == 1
+    at = f"/tenants/{tenant['id']}"
+    assert (await call(client, "PATCH", at, {"weight": 2.5}))[1]["weight"] == 2.5
+    assert (await call(client, "GET", at))[1]["weight"] == 2.5
+    assert (await call(client, "POST", "/tenants", {"name": "globex", "weight": 0.5}))[1]["weight"] == 0.5
+    for body in ({"weight": 0}, {"weight": -1}, {"weight": 101}):
+        status, answer = await call(client, "PATCH", at, body)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_weight", "weight")
+    for odd in ({}, {"weight": None}, {"weight": "x"}, {"weight": 2, "name": "x"}):
+        assert (await call(client, "PATCH", at, odd))[0] == 400
+    assert (await call(client, "PATCH", "/tenants/ten_000000000000000000000000", {"weight": 2}))[0] == 404
+    await call(client, "DELETE", at)
+    status, answer = await call(client, "PATCH", at, {"weight": 2})
+    assert (status, answer["error"]["code"]) == (409, "tenant_deleted")
+
+
 async def test_tiers_of_a_project(client: httpx.AsyncClient) -> None:
     _, tenant = await call(client, "POST", "/tenants", {"name": "acme"})
     at = f"/tenants/{tenant['id']}/projects"

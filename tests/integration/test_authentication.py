@@ -133,6 +133,22 @@ async def test_a_projects_tiers_reach_every_replica_within_a_second(
 
 
 @pytest.mark.parametrize("listen", [True, False], ids=["notified", "polling"])
+async def test_a_tenants_weight_reaches_every_replica_within_a_second(
+    database: str, tenancy: Tenancy, listen: bool
+) -> None:
+    tenant, _, key = await tenant_with_key(tenancy)
+    token = key.secret.encode()
+    async with authenticator(database, listen=listen) as replica:
+        assert (await replica.authenticate(token)).weight == 1
+        await tenancy.set_weight(tenant, 3)
+
+        async def known() -> bool:
+            return (replica.cached(token) or await replica.authenticate(token)).weight == 3
+
+        await eventually(known, timeout=1.0)
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["notified", "polling"])
 async def test_changes_reach_every_replica_within_a_second(database: str, tenancy: Tenancy, listen: bool) -> None:
     tenant, project, key = await tenant_with_key(tenancy)
     other = await tenancy.create_key(project)

@@ -68,6 +68,20 @@ async def test_explaining_tells_where_a_request_would_go_and_sends_nothing(open_
         assert chosen["cached"] > 400
 
 
+async def test_explaining_tells_the_tier_the_tenants_weight_and_whether_it_would_be_let_in(open_door: OpenDoor) -> None:
+    async with EngineDouble(UNASKED) as engine, open_door(engine) as door:
+        answer = await explained(door, body(LONG))
+        assert (answer["tier"], answer["weight"], answer["before"], answer["refused"]) == ("default", 1, 0, None)
+        assert answer["predicted_s"] > 0
+        (tenant,) = await door.service.tenancy.tenants()
+        await door.service.tenancy.set_weight(tenant.id, 2.5)
+
+        async def known() -> bool:
+            return bool((await explained(door, body(LONG)))["weight"] == 2.5)
+
+        await eventually(known)
+
+
 async def test_only_keys_that_may_debug_are_told(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         key = await door.new_key(scopes=(Scope.INFERENCE,))

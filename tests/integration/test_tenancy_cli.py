@@ -39,8 +39,11 @@ def forebay(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def test_from_tenant_to_key_and_back(forebay: Run) -> None:
-    tenant = json.loads(forebay("tenant", "create", "Acme Corp", "--json").stdout)
+    tenant = json.loads(forebay("tenant", "create", "Acme Corp", "--weight", "0.5", "--json").stdout)
     assert tenant["id"] in forebay("tenant", "list").stdout
+    assert tenant["weight"] == 0.5
+    assert json.loads(forebay("tenant", "weight", "Acme Corp", "2.5", "--json").stdout)["weight"] == 2.5
+    assert " 2.5 " in forebay("tenant", "weight", "Acme Corp").stdout
     forebay("project", "create", "Acme Corp", "chat", "--model", "tiny")
     project = json.loads(forebay("project", "list", tenant["id"], "--json").stdout)[0]
     assert (project["name"], project["models"]) == ("chat", ["tiny"])
@@ -90,6 +93,9 @@ def test_admin_keys(forebay: Run) -> None:
         (("tenant", "suspend", "nobody"), 1, "there is no such tenant"),
         (("tenant", "create", ""), 1, "1 to 128 printable characters"),
         (("tenant", "create", "taken"), 1, "already has this name"),
+        (("tenant", "weight", "taken", "0"), 1, "weight is between 0.01 and 100"),
+        (("tenant", "create", "heavy", "--weight", "nan"), 1, "weight is between 0.01 and 100"),
+        (("tenant", "weight", "nobody", "2"), 1, "there is no such tenant"),
         (("project", "create", "ten_000000000000000000000000", "x"), 1, "there is no such tenant"),
         (("project", "create", "taken", "q", "--tier", "fst"), 1, "there is no tier 'fst'; did you mean fast?"),
         (("project", "tiers", "taken/p", "fast", "--open"), 2, "name tiers or give --open, not both"),

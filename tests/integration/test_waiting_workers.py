@@ -67,7 +67,7 @@ async def test_two_workers_requests_wait_in_one_line_and_one_that_leaves_is_out_
         await eventually(lambda: engine.scheduler.in_flight == 1)
         answered: list[int] = []
         tasks = []
-        for number, tokens in enumerate((1_200, 900, 600, 800, 700), 1):
+        for number, tokens in enumerate((2_400, 900, 600, 800, 700), 1):
             tasks.append(asyncio.create_task(chat(door, f"{number}", tokens)))
             await waits(door, number)
             tasks[-1].add_done_callback(partial(noted, answered, tokens))
@@ -82,7 +82,7 @@ async def test_two_workers_requests_wait_in_one_line_and_one_that_leaves_is_out_
             assert answer.text.startswith(":")  # it was kept alive
             assert "error" not in answer.text
         await eventually(lambda: len(answered) == len(tasks))
-        assert [tokens for tokens in answered if tokens not in {900, 800}] == [600, 700, 1_200]
+        assert [tokens for tokens in answered if tokens not in {900, 800}] == [600, 700, 2_400]
         assert await waiting(door) == 0
         async with httpx.AsyncClient(base_url=door.url) as client:
             metrics = (await client.get("/metrics")).text

@@ -132,6 +132,19 @@ def test_who_misses_its_own_objective_has_nobody_above_it_take_less() -> None:
     assert not gate.opens(SLOW, 0.0, 20, short=False)
 
 
+def test_peers_neither_take_less_for_each_other_nor_wait_for_what_comes_of_each_other() -> None:
+    one, other, low = Tier("one", 1, ttft_s=2.0), Tier("other", 1, ttft_s=9.0), Tier("low", 2)
+    gate = Gate(Tiers([one, other, low]))
+    for tenth in range(400):
+        gate.came(one, 0.09, tenth / 10)
+        gate.saw(one, 30.0, one.ttft_s)
+        gate.breathe([20])
+    ahead = Ahead(0.0, 1.0)
+    assert gate.wait_s(other, ahead, 1, 40.0) == gate.wait_s(one, ahead, 1, 40.0) < gate.wait_s(low, ahead, 1, 40.0)
+    assert gate.opens(other, 0.0, 1_000, short=False)
+    assert not gate.opens(low, 0.0, 20, short=False)
+
+
 def test_what_comes_of_higher_tiers_lengthens_a_wait_but_for_a_tier_s_share() -> None:
     gate = Gate(TIERS)
     for tenth in range(400):

@@ -18,7 +18,6 @@ def said(tiers: str, before: str = "") -> list[str]:
     ("tiers", "fault"),
     [
         (f"{{{FAST}}}, {{name: fast, rank: 1}}", "f:3: tiers[1].name: tier 'fast' is taken, first in line 3; give each its own"),
-        (f"{{{FAST}}}, {{name: slow, rank: 0}}", "f:3: tiers[1].rank: rank '0' is taken, first in line 3; give each its own"),
         ("{name: auto, rank: 0}", "f:3: tiers[0].name: 'auto' is how a request asks for the default tier; give the tier another name"),
         ("{name: A b, rank: 0}", "f:3: tiers[0].name: 'A b' does not fit; write up to 32 small letters"),
         ("{name: fast}", "f:3: tiers[0].rank: is missing; write a whole number from 0 up to 1000"),
@@ -57,6 +56,7 @@ def said(tiers: str, before: str = "") -> list[str]:
         (f"{{{FAST}, tpot: 0.1}}, {{{SLOW}, tpot: 0.05}}", "f:3: tiers[1].tpot: tpot (0.05 s) is shorter than that of 'fast' (0.1 s), which goes first"),
         (f"{{{FAST}, share: 0.6}}, {{{SLOW}, share: 0.5}}", "f:3: tiers[1].share: the minimum shares add up to 1.1; lower them to 1 together"),
         (f"{{{FAST}}}, {{{SLOW}, ttft: 3, shed: downgrade}}", "f:3: tiers[1].shed: no tier is below it to be downgraded to; write hold or shed"),
+        (f"{{{FAST}, ttft: 3, shed: downgrade}}, {{name: slow, rank: 0}}", "f:3: tiers[0].shed: no tier is below it to be downgraded to; write hold or shed"),
         (f"{{{FAST}, shed: downgrade}}, {{{SLOW}}}", "f:3: tiers[0].shed: downgrade without ttft has no effect; set ttft, the objective that would be missed"),
         (f"{{{FAST}, ttft: 3, shed: downgrade}}, {{{SLOW}, multiplier: '1.5'}}", "f:3: tiers[1].multiplier: 1.5 is more than 'fast' costs, which is downgraded to it; write at most 1, or raise that one"),
         # prices
@@ -95,6 +95,7 @@ def test_what_is_faulty_itself_is_not_blamed_again() -> None:
         f"{{{FAST}, ttft: 3, queue: 60, shed: shed}}",  # who had an engine before, or takes longer by itself, may wait
         f"{{{FAST}, shed: shed, default: true}}, {{name: default, rank: 1, access: granted, multiplier: 0}}",
         f"{{{FAST}, share: 0.7}}, {{{SLOW}, share: 0.2}}, {{name: c, rank: 9, share: 0.1}}",
+        f"{{{FAST}, ttft: 3}}, {{name: slow, rank: 0, ttft: 1, multiplier: 2}}",
         f"{{{FAST}, ttft: 2}}, {{{SLOW}}}, {{name: c, rank: 9, ttft: 2, cold: 86400, idle: 3600, firstByte: 3600}}",
     ],
 )

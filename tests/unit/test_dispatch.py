@@ -10,8 +10,8 @@ import pytest
 from forebay.router.clocked import LocalRouter, SharedRouter
 from forebay.router.core import Core
 from forebay.router.dispatch import PUMP_S, Dispatch
+from forebay.router.line import Line
 from forebay.router.routing import Ask, Outcome, Placed, Refused, Result, Why
-from forebay.router.waiting import Line
 from tests.eventually import eventually
 from tests.virtual import POOL, WEIGHTS
 

@@ -2,14 +2,17 @@
 
 import random
 
+import msgspec
 import pytest
 
 from forebay.router.health import FIRST_OUT_S, Card, Failed
+from forebay.router.line import MOST
 from forebay.router.loads import Share
 from forebay.router.peers import LASTING_S, Entry, Report
 from forebay.router.rates import COLD_PREFILL_S
 from forebay.router.routing import Group, Placed, Refused, Result, Role, Why
-from forebay.router.waiting import MOST, START_S
+from forebay.router.tiers import Tier, Tiers
+from forebay.router.waiting import START_S
 from tests.virtual import POOL, Engines, Table
 
 LONG = 20_000  # tokens: 10 s of prefill, until rates are learnt
@@ -211,10 +214,46 @@ def test_a_wait_ends_at_its_deadline() -> None:
     assert table.settled() == {}
 
 
+def test_who_waits_when_the_last_endpoint_goes_is_kept_as_long_as_a_newcomer() -> None:
+    table = Table("a", tiers=Tiers([Tier(cold_s=30.0)]))
+    table.place(("long", LONG))
+    waits = table.request(("x", 100), patience_s=5)
+    table.now += 4
+    table.core.remove(POOL, "a")
+    table.pump()
+    comes = table.request(("y", 100), patience_s=5)
+    table.now += 29
+    table.core.tick(table.now)
+    table.pump()
+    assert table.settled() == {}
+    table.core.add(POOL, "a")
+    table.pump()
+    assert {placed(result).endpoint for result in table.settled().values()} == {"a"}
+    assert waits != comes
+
+
+def test_a_pool_that_comes_and_goes_puts_no_deadline_off_for_ever() -> None:
+    table = Table("a", tiers=Tiers([Tier(cold_s=30.0)]))
+    table.place(("long", LONG))
+    waits = table.request(("x", 100), patience_s=5)
+    began = table.now
+    while waits not in (settled := table.settled()):
+        table.core.remove(POOL, "a")
+        table.pump()
+        table.now += 1
+        table.core.add(POOL, "a")
+        table.place(("long", LONG))
+        table.pump()
+        table.core.tick(table.now)
+    assert isinstance(settled[waits], Refused)
+    assert table.now - began <= 36
+
+
 def test_one_too_many_is_told_so_at_once() -> None:
     table, _ = busy("a")
-    for _ in range(MOST):
-        table.core.request(table.ask(("x", 40)), table.now)
+    for number in range(MOST):
+        ask = msgspec.structs.replace(table.ask(("x", 40)), tenant=f"{number % 400 if number < MOST - 100 else number}")
+        table.core.request(ask, table.now)
     assert table.settled() == {}
     number = table.request(("x", 40))
     result = table.settled()[number]
@@ -224,6 +263,19 @@ def test_one_too_many_is_told_so_at_once() -> None:
     table.core.tick(table.now + 61)
     assert len(table.settled()) == MOST  # and there is room again
     assert table.request(("x", 40)) not in table.settled()
+
+
+def test_a_flood_of_one_tenant_makes_no_other_of_its_tier_refused_as_full() -> None:
+    table, _ = busy("a")
+    flood = msgspec.structs.replace(table.ask(("x", 40)), tenant="flood")
+    for _ in range(MOST + 100):
+        table.core.request(flood, table.now)
+    refused = table.settled().values()
+    assert {result.why for result in refused if isinstance(result, Refused)} == {Why.FULL}
+    assert len(refused) < MOST / 5
+    for number in range(50):
+        table.core.request(msgspec.structs.replace(flood, tenant=f"other {number % 5}"), table.now)
+    assert table.settled() == {}
 
 
 def test_nobody_waits_in_a_pool_that_is_not_or_where_nobody_may_be_asked() -> None:

@@ -1,5 +1,6 @@
 """Whatever comes, waits, leaves, fails and is lost, in any order: every request is settled once and in time."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from tests.virtual import POOL, Table
 TIERS = Tiers([
     Tier("fast", 0, ttft_s=1.0),
     Tier("default", 1, ttft_s=4.0, shed=Shed.DOWNGRADE),
+    Tier("peer", 1, ttft_s=9.0, cold_s=3.0),
     Tier("batch", 2, ttft_s=40.0, shed=Shed.SHED, share=0.2, cold_s=20.0),
 ], "default")  # fmt: skip
 NAMES = ("a", "b", "c", "d")
@@ -54,17 +56,19 @@ class Life(RuleBasedStateMachine):
         chat=st.integers(0, 4), own=st.sampled_from([1, 40, 700, 4_000, 12_000]), output=st.integers(0, 400),
         stream=st.sampled_from([True, True, True, False]), without=st.sets(_names, max_size=2), owner=st.integers(0, 2),
         patience_s=st.sampled_from([0.0, 1.0, 30.0, 60.0]), waited_s=st.sampled_from([0.0, 0.0, 20.0]),
-        session=st.sampled_from(["", "", "s", "t"]), tier=st.sampled_from(["fast", "default", "batch", "unknown"]),
-        tenant=st.sampled_from(["", "u", "v"]), promised=st.booleans(), times=st.sampled_from([1, 1, 3, 21]),
+        session=st.sampled_from(["", "", "s", "t"]),
+        tier=st.sampled_from(["fast", "default", "peer", "batch", "unknown"]),
+        tenant=st.sampled_from(["", "u", "v"]), weight=st.sampled_from([0.5, 1.0, 1.0, 4.0]), promised=st.booleans(),
+        times=st.sampled_from([1, 1, 3, 21]),
     )  # fmt: skip
     def request(
         self, chat: int, own: int, output: int, stream: bool, without: set[str], owner: int, patience_s: float,
-        waited_s: float, session: str, tier: str, tenant: str, promised: bool, times: int,
+        waited_s: float, session: str, tier: str, tenant: str, weight: float, promised: bool, times: int,
     ) -> None:  # fmt: skip
         pieces = (f"chat {chat}", 640 * chat), ("own", own)
         ask = self.table.ask(*pieces, output=output, stream=stream, without=tuple(sorted(without)), session=session)
         ask = msgspec.structs.replace(ask, patience_s=patience_s, waited_s=waited_s)
-        ask = msgspec.structs.replace(ask, tier=tier, tenant=tenant, promised=promised)
+        ask = msgspec.structs.replace(ask, tier=tier, tenant=tenant, weight=weight, promised=promised)
         for _ in range(times):
             number = self.core.request(ask, self.table.now, owner)
             assert number not in self.live
@@ -186,7 +190,9 @@ class Life(RuleBasedStateMachine):
             assert (known.owner, known.tier) == (owner, "batch")
             assert booking not in self.evicted
             self.evicted.add(booking)
-        assert not [number for number, (_, _, until) in self.live.items() if until <= self.table.now]
+        for number in self.live:
+            waiting = self.core._waiting[number]
+            assert self.table.now < waiting.until <= max(waiting.latest, self.live[number][2])
 
     # -- what must be so
 
@@ -235,6 +241,14 @@ class Life(RuleBasedStateMachine):
             assert waiting == sum(one.tier.name == name for one in there)
         for name, seconds in self.line.seconds.items():
             assert abs(seconds - sum(one.prefill_s for one in there if one.tier.name == name)) < 1e-6 * (1 + seconds)
+        assert {one.number for one in self.line.ordered(self.table.now)} == {one.number for one in there}
+        for backlog in (one for tenants in self.line._backlogs.values() for one in tenants.values()):
+            assert backlog._keys == sorted((one.due, one.number) for one in backlog.ones)
+            assert backlog._seconds == [one.prefill_s for one in backlog.ones]
+            assert backlog.tokens == [one.cost / one.ask.weight for one in backlog.ones]
+            assert backlog.size == sum(len(one.ask.keys) for one in backlog.ones)
+        waiting_in = {name: one.came - one.left for name, one in self.line._sessions.items()}
+        assert waiting_in == Counter(one.ask.session for one in there if one.ask.session)
         assert set(line.counters._under_way) == {one.session for one in self.core._bookings.values() if one.session}
         assert sum(line.counters._waiting.values()) == len(there)
 
@@ -255,7 +269,7 @@ class Life(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Time goes on, engines answer or not: in the end nobody waits, and nothing is booked."""
         table = self.table
-        table.now = max([self.latest, *(until for _, _, until in self.live.values())])
+        table.now = max([self.latest, *(max(one.until, one.latest) for one in self.core._waiting.values())])
         self.core.tick(table.now)
         self.told()
         assert not self.live

@@ -5,8 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.router.line import OF_FREE, Line
 from forebay.router.routing import Ask
-from forebay.router.waiting import AGEING, Line, Waiting, shortest_first
+from forebay.router.waiting import AGEING, EVEN, EVEN_S, Waiting, shortest_first
 
 
 def waiting(number: int, *, prefill_s: float = 1.0, since: float = 0.0, until: float = 60.0, size: int = 8) -> Waiting:
@@ -56,15 +57,29 @@ def test_nobody_waits_for_ever_while_others_come() -> None:
     assert now <= 11.5 / AGEING + 2
 
 
+def test_of_two_alike_the_one_whose_patience_ends_first_is_first() -> None:
+    line = line_of(waiting(1, until=600), waiting(2, since=0.5, until=4.5), waiting(3, since=1, until=61))
+    assert order(line, 1.0) == [2, 1, 3]
+
+
+@given(st.floats(0.01, 300), st.floats(1, 600), st.integers(0, 50))
+def test_nobody_who_comes_after_half_its_patience_goes_before(
+    prefill_s: float, patience_s: float, behind: int
+) -> None:
+    one = waiting(1, prefill_s=prefill_s, until=patience_s)
+    one.behind = behind
+    assert 0 < shortest_first(one) <= min(EVEN_S, EVEN * patience_s)
+
+
 def test_another_order_may_be_put_in_its_place() -> None:
-    line = Line(lambda one, now: -one.prefill_s)
+    line = Line(lambda one: -one.prefill_s)
     for number, prefill_s in enumerate((1.0, 3.0, 2.0)):
         line.add(waiting(number, prefill_s=prefill_s))
     assert order(line, 5.0) == [1, 2, 0]
 
 
 def test_requests_are_bounded() -> None:
-    line = line_of(waiting(1), waiting(2), most=2)
+    line = line_of(waiting(1), waiting(2), most=3)
     assert not line.add(waiting(3))
     assert order(line, 0) == [1, 2]
     line.remove(1)
@@ -73,7 +88,7 @@ def test_requests_are_bounded() -> None:
 
 
 def test_bytes_are_bounded_and_given_back() -> None:
-    line = line_of(waiting(1, size=800), most_bytes=1_000)
+    line = line_of(waiting(1, size=800), most_bytes=1_100)
     assert not line.add(waiting(2, size=201))
     assert line.add(waiting(3, size=200))
     assert line.remove(1) is not None
@@ -81,6 +96,13 @@ def test_bytes_are_bounded_and_given_back() -> None:
     assert line.remove(2) is None  # it never was in it
     assert line.add(waiting(4, size=800))
     assert not line.add(waiting(5, size=1))
+
+
+def test_one_alone_gets_nearly_all_of_the_bytes_and_places() -> None:
+    line = Line(most=900, most_bytes=1_000_000)
+    assert 790 <= sum(line.add(waiting(number)) for number in range(900)) <= 800
+    line = Line(most=100_000, most_bytes=900_000)
+    assert 790 <= sum(line.add(waiting(number, size=1_000)) for number in range(900)) <= 800
 
 
 def test_who_has_waited_as_long_as_it_may_is_told() -> None:
@@ -95,7 +117,9 @@ def test_whatever_comes_and_goes_room_is_what_is_left(steps: list[tuple[bool, in
     line, inside = Line(most=most, most_bytes=1_000), dict[int, int]()
     for comes, number, size in steps:
         if comes and number not in inside:
-            fits = len(inside) < most and sum(inside.values()) + size <= 1_000
+            places, room = most - len(inside) - 1, 1_000 - sum(inside.values()) - size
+            fits = min(places, room) >= 0
+            fits = fits and len(inside) <= OF_FREE * places and sum(inside.values()) <= OF_FREE * room
             assert line.add(waiting(number, size=size)) is fits
             if fits:
                 inside[number] = size
@@ -109,8 +133,10 @@ def test_order_is_by_what_is_known_now() -> None:
     rng = random.Random(1)
     line = line_of(*(waiting(number, prefill_s=rng.uniform(0, 9), since=rng.uniform(0, 9)) for number in range(50)))
     for now in (10.0, 100.0):
-        keys = [shortest_first(one, now) for one in line.ordered(now)]
+        keys = [shortest_first(one) for one in line.ordered(now)]
         assert keys == sorted(keys)
     worst = line.ordered(10.0)[-1]
-    worst.prefill_s = -1_000.0  # found to be cached since
-    assert line.ordered(10.0)[0] is worst
+    line.weighed(worst, "a", 0.0, 0.0)  # found to be cached since
+    worst_at = line.ordered(10.0).index(worst)
+    assert all(shortest_first(one) <= worst.since for one in line.ordered(10.0)[:worst_at])
+    assert sorted(line.ordered(10.0), key=shortest_first) == line.ordered(10.0)

@@ -78,7 +78,9 @@ class Gate:
         self.tiers = list(tiers)
         self.pace = Pace()
         self.rooms = {tier.name: inf for tier in self.tiers}  # requests at an endpoint that a tier may find there
-        self._at = {tier.name: at for at, tier in enumerate(self.tiers)}
+        ranks = sorted({tier.rank for tier in self.tiers})
+        self._last = len(ranks) - 1
+        self._at = {tier.name: ranks.index(tier.rank) for tier in self.tiers}
         self._coming = {tier.name: Coming() for tier in self.tiers}
         self._seen = {tier.name: [0.0, 0.0] for tier in self.tiers}  # lately, and of those, near a miss or missed
 
@@ -92,8 +94,7 @@ class Gate:
         if before <= 0:
             return 0.0
         pace = self.pace.rate(able)
-        at = self._at.get(tier.name, 0)
-        higher = sum(self._coming[one.name].rate(now) for one in self.tiers[:at])
+        higher = sum(self._coming[one.name].rate(now) for one in self.tiers if one.rank < tier.rank)
         return before / max(pace - higher, tier.share * pace, LEAST_PACE * pace)
 
     def refusal(
@@ -126,8 +127,7 @@ class Gate:
 
     def part(self, tier: Tier) -> float:
         """Of what the highest tier may find at an endpoint."""
-        last = len(self.tiers) - 1
-        return 1.0 if last < 1 else 1 - self._at.get(tier.name, 0) * (1 - LEAST_CEILING) / last
+        return 1 - self._at.get(tier.name, 0) * (1 - LEAST_CEILING) / max(1, self._last)
 
     def opens(self, tier: Tier, ahead_s: float, in_flight: int, *, short: bool) -> bool:
         """Whether an endpoint gets more of a tier's work. `short`: the tier gets less than its least share."""
@@ -139,7 +139,7 @@ class Gate:
     def saw(self, tier: Tier, took_s: float | None, objective_s: float | None, of_itself_s: float = 0.0) -> None:
         """How long something took that an objective is set for. Requests that take as long by themselves say
         nothing."""
-        if took_s is None or objective_s is None or of_itself_s > objective_s / 2 or tier is self.tiers[-1]:
+        if took_s is None or objective_s is None or of_itself_s > objective_s / 2 or tier.rank == self.tiers[-1].rank:
             return
         seen = self._seen[tier.name]
         seen[0] += 1
@@ -148,15 +148,16 @@ class Gate:
     def breathe(self, in_flight: Iterable[int]) -> None:
         """To be called twice a second or so. `in_flight`: at each endpoint. Who misses its objective has those below it
         take less, and not itself."""
-        most, pressed = max((*in_flight, 1)), False
+        most, pressing = max((*in_flight, 1)), inf  # the highest rank that misses
         for tier in self.tiers:
             room, seen = self.rooms[tier.name], self._seen[tier.name]
-            if pressed:
+            if tier.rank > pressing:
                 room = max(1.0, min(room, most / self.part(tier)) * DOWN)
             elif room < inf:
                 room = room * UP if room * UP <= 2 * most / self.part(tier) else inf
             self.rooms[tier.name] = room
-            pressed = pressed or (seen[0] >= SOME_SEEN and seen[1] > MAY_MISS * seen[0])
+            if seen[0] >= SOME_SEEN and seen[1] > MAY_MISS * seen[0]:
+                pressing = min(pressing, tier.rank)
             seen[0] *= FADING
             seen[1] *= FADING
 

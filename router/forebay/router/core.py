@@ -101,7 +101,6 @@ class Core:
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
         if line is not None and not options and line.cold(waiting, now):
-            waiting.until = max(waiting.until, waiting.cold_until)
             if line.line.add(waiting):
                 self._waiting[waiting.number] = waiting
             else:
@@ -138,7 +137,7 @@ class Core:
     def within_s(self, number: int, now: float) -> float:
         """Seconds within which something becomes of a request that waits."""
         waiting = self._waiting.get(number)
-        return max(0.0, waiting.until - now) if waiting is not None else 0.0
+        return max(0.0, max(waiting.until, waiting.latest) - now) if waiting is not None else 0.0
 
     def evictions(self) -> "list[tuple[int, int]]":
         """Owners and bookings that are to be stopped for requests of higher tiers, since this was last asked."""

@@ -1,17 +1,18 @@
 """Which of the requests that wait in a pool go to an engine now (pure)."""
 
-import heapq
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from forebay.router.admission import Ahead, Gate, learnt
 from forebay.router.core_pool import CorePool
 from forebay.router.fairness import Counters, Shares, cost
+from forebay.router.line import Line
 from forebay.router.loads import Booking
 from forebay.router.placement import Option, choose
 from forebay.router.routing import Ask, Candidate, Explanation, Outcome, Refused
 from forebay.router.tiers import Shed, Tier, Tiers
-from forebay.router.waiting import START_S, Line, Waiting
+from forebay.router.waiting import START_S, Waiting
 
 MATCHED_S = 1.0  # what is cached of a request that waits is looked up anew after this
 WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody asked, is weighed anew after this
@@ -62,52 +63,45 @@ class CoreLine:
 
     def admit(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
         """Why a newcomer is not let in; else it is in the tier that it will be served in."""
-        gate, tier = self.gate, waiting.tier
-        refused: Refused | None = None
-        if not waiting.promised and learnt(self.pool.rates) and self.line:
-            asked: Tier | None = tier
-            while asked is not None:
-                waiting.tier = asked
-                found = self._judged(waiting, best, now)
-                if found is None:
-                    break
-                refused = refused or found
-                asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
-            else:
-                waiting.tier = tier
-                return refused
+        if self.line and (refused := self._refused(waiting, best, now)) is not None:
+            return refused
         if not waiting.promised:
             waiting.came_s, waiting.came_at = best.prefill_s, now
-            gate.came(waiting.tier, best.prefill_s, now)
+            self.gate.came(waiting.tier, best.prefill_s, now)
         if waiting.tier.shed is Shed.SHED and waiting.tier.ttft_s is not None and not waiting.promised:
             waiting.until = min(waiting.until, now + max(waiting.tier.ttft_s, best.prefill_s))
         return None
 
+    def _refused(self, waiting: Waiting, best: Option | Candidate, now: float) -> Refused | None:
+        """As predicted; else its tier is the one that lets it in."""
+        if waiting.promised or not learnt(self.pool.rates):
+            return None
+        refused, tier = None, waiting.tier
+        asked: Tier | None = tier
+        while asked is not None:
+            waiting.tier = asked
+            self.line.weighed(waiting, "", best.prefill_s, _cost(waiting, best))
+            _, ahead, able = self._before(waiting, now)
+            if (found := self.gate.refusal(waiting, best, ahead, able, now)) is None:
+                return None
+            refused = refused or found
+            asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
+        waiting.tier = tier
+        return refused
+
+    def _before(self, waiting: Waiting, now: float) -> tuple[int, Ahead, int]:
+        """How many go before a newcomer, their seconds, and how many endpoints they are worked off at."""
+        before, higher_s, own_s = self.line.ahead(waiting, now)
+        return before, Ahead(higher_s, own_s), sum(map(self.pool.takes, self.pool.members.values()))
+
     def explain(self, ask: Ask, candidates: list[Candidate], chosen: Candidate, now: float) -> Explanation:
         """What would become of a request; changes nothing."""
-        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, prefill_s=chosen.prefill_s, tier=self.tiers[ask.tier])
-        waiting.cost = cost(ask.tokens - chosen.cached, ask.output)
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        before, higher_s, own_s = self.line.ahead(waiting, now)
-        ahead = Ahead(higher_s, own_s)
-        refused = None
-        if learnt(self.pool.rates) and not waiting.promised:
-            refused = self.gate.refusal(waiting, chosen, ahead, able, now)
+        waiting = Waiting(0, 0, ask, now, now + ask.patience_s, tier=self.tiers[ask.tier])
+        refused = self._refused(waiting, chosen, now)
+        self.line.weighed(waiting, "", chosen.prefill_s, _cost(waiting, chosen))
+        before, ahead, able = self._before(waiting, now)
         predicted_s = self.gate.wait_s(waiting.tier, ahead, able, now) + chosen.predicted_s
-        return Explanation(candidates, before, waiting.tier.name, predicted_s, refused)
-
-    def _judged(self, waiting: Waiting, best: Option, now: float) -> Refused | None:
-        """All that waits in its tier is an easy bound; where exactly it stands is looked for where that matters."""
-        tier, line = waiting.tier, self.line
-        able = sum(map(self.pool.takes, self.pool.members.values()))
-        bands = line.bands(now, tier.name)
-        higher_s = sum(line.seconds.get(band, 0.0) for band in bands[: bands.index(tier.name)])
-        most = Ahead(higher_s, line.seconds.get(tier.name, 0.0))
-        if self.gate.refusal(waiting, best, most, able, now) is None:
-            return None
-        waiting.prefill_s, waiting.cost = best.prefill_s, _cost(waiting, best)
-        _, higher_s, own_s = line.ahead(waiting, now)
-        return self.gate.refusal(waiting, best, Ahead(higher_s, own_s), able, now)
+        return Explanation(candidates, before, waiting.tier.name, ask.weight, predicted_s, refused)
 
     def spares(self, tier: str) -> bool:
         """Whether a tier has so much more than its least share that it keeps that if some of it is stopped."""
@@ -118,12 +112,14 @@ class CoreLine:
         if waiting.tier.cold_s <= 0 or any(map(self.pool.takes, self.pool.members.values())):
             return False
         waiting.cold_until = min(waiting.cold_until, now + waiting.tier.cold_s)
-        return now < waiting.cold_until
+        until = min(waiting.cold_until, waiting.latest)
+        waiting.until = max(waiting.until, until)
+        return now < until
 
     def wait_s(self) -> float:
         """Seconds until what waits now will have begun, about."""
         able = sum(map(self.pool.opened, self.pool.members.values()))
-        return sum(waiting.prefill_s for waiting in self.line) / max(1, able)
+        return sum(self.line.seconds.values()) / max(1, able)
 
     def add(self, waiting: Waiting, home: Option) -> bool:
         """False: there is no room."""
@@ -140,7 +136,8 @@ class CoreLine:
         ask = waiting.ask
         booking.tier, booking.tenant, booking.session = waiting.tier.name, ask.tenant, ask.session
         booking.charged = _cost(waiting, option)
-        self.counters.placed(booking.tier, booking.tenant, booking.session, booking.charged)
+        booking.weight = ask.weight
+        self.counters.placed(waiting.tier.rank, booking.tenant, booking.session, booking.charged / booking.weight)
         self.shares.served(booking.tier, booking.charged, now)
         self.gate.pace.worked += option.prefill_s
 
@@ -167,13 +164,16 @@ class CoreLine:
         elif booking.waiting:  # no token of it was seen: as much of its prefill as there was time for
             part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
             actual = booking.charged * min(1.0, part)
-        self.counters.ended(booking.tier, booking.tenant, booking.session, booking.charged, actual)
+        self._settle(booking, actual)
         self.shares.served(booking.tier, actual - booking.charged, now)
 
     def lost(self, booking: Booking) -> None:
         """Its endpoint is gone, and with it what could be known of its use."""
-        charged = booking.charged
-        self.counters.ended(booking.tier, booking.tenant, booking.session, charged, charged)
+        self._settle(booking, booking.charged)
+
+    def _settle(self, booking: Booking, actual: float) -> None:
+        rank, more = self.tiers[booking.tier].rank, (actual - booking.charged) / booking.weight
+        self.counters.ended(rank, booking.tenant, booking.session, more)
 
     def ready(self, now: float) -> Iterator[tuple[Waiting, list[Option]]]:
         """Requests to be sent now, in order, with what to choose from: nothing, where no endpoint is left to ask. Each
@@ -195,11 +195,7 @@ class CoreLine:
         self._unwanted = set()
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
         ordered = self.line.ordered(now)
-        stale = [one for one in ordered if changed or not 0 <= now - one.weighed_at < WEIGHED_S]
-        looked = {one.number for one in stale[:LOOKED]}
-        looked.update(one.number for one in heapq.nsmallest(LOOKED, stale[LOOKED:], key=lambda one: one.weighed_at))
-        oldest = min((one.weighed_at for one in ordered if one.number not in looked), default=now)
-        self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
+        looked = self._looked(ordered, now, all_stale=changed)
         for waiting in ordered:
             home, mine = waiting.home, opened[waiting.tier.name]
             if waiting.number not in looked and home in ahead and home not in mine:
@@ -223,6 +219,20 @@ class CoreLine:
                 return
         self._unwanted = {(tier, name) for tier, names in opened.items() for name in names}
 
+    def _looked(self, ordered: list[Waiting], now: float, *, all_stale: bool) -> set[int]:
+        """Who is weighed anew, and when that is to be asked again."""
+        stale = (one.number for one in ordered if all_stale or not 0 <= now - one.weighed_at < WEIGHED_S)
+        looked = set(islice(stale, LOOKED))
+        longest = (one for one in self.line if one.number not in looked)
+        looked.update(
+            one.number
+            for one in islice(longest, LOOKED)
+            if all_stale or not 0 <= now - one.weighed_at < WEIGHED_S
+        )
+        oldest = next((one.weighed_at for one in self.line if one.number not in looked), now)
+        self._weigh_at = min(max(oldest + WEIGHED_S, now + AGAIN_S), now + WEIGHED_S)
+        return looked
+
     def _shut(self, opened: dict[str, set[str]], name: str, now: float) -> None:
         """It was given something: for whom does it have room still?"""
         taken = not self.pool.takes(self.pool.members[name])
@@ -231,5 +241,5 @@ class CoreLine:
                 names.discard(name)
 
 
-def _cost(waiting: Waiting, option: Option) -> float:
+def _cost(waiting: Waiting, option: Option | Candidate) -> float:
     return cost(waiting.ask.tokens - option.cached, waiting.ask.output)

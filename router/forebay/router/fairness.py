@@ -1,11 +1,12 @@
 """Who has been served how much (pure), in tokens: one of uncached input counts 1, one of output 2.
 
-Between tenants of a tier a virtual token counter each: whoever has the least goes first. A tenant that comes back, or
-comes first, is lifted to the least of those who wait, so that nobody saves up what he did not use. Between a tenant's
-sessions what each has under way counts: one that runs fifty sub-agents stands behind those that run none.
+Between tenants of a rank a virtual token counter each, divided by the tenant's weight: whoever has the least goes
+first. A tenant that comes back, or comes first, is lifted to the least of those who wait, so that nobody saves up what
+he did not use. Of sessions it is known how many of their requests are under way.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import groupby
 from math import exp
 
 from forebay.router.tiers import Tiers
@@ -15,7 +16,7 @@ MOST_COUNTERS = 8_192
 RECENT_S = 30.0  # over which a tier's part of what is served is reckoned
 STARVED_S = 1.0  # a tier whose first has waited for less is not starved
 
-Key = tuple[str, str]
+Key = tuple[int, str]  # rank and tenant
 
 
 def cost(uncached: float, output: float) -> float:
@@ -23,16 +24,16 @@ def cost(uncached: float, output: float) -> float:
 
 
 class Counters:
-    """By tier and tenant, and by session what is under way. Bounded: of tenants nobody waits for, those that were
+    """By rank and tenant, and by session what is under way. Bounded: of tenants nobody waits for, those that were
     served least are forgotten first, which changes nothing for those who would be lifted anyhow."""
 
     def __init__(self, most: int = MOST_COUNTERS) -> None:
         self._most = most
         self._served: dict[Key, float] = {}
         self._waiting: dict[Key, int] = {}
-        self._in_tier: dict[str, int] = {}
-        self._floor: dict[str, float] = {}
-        self._under_way: dict[str, tuple[float, int]] = {}  # by session: tokens, requests
+        self._in_rank: dict[int, int] = {}
+        self._floor: dict[int, float] = {}
+        self._under_way: dict[str, int] = {}  # requests, by session
 
     def __repr__(self) -> str:
         return f"<Counters of {len(self)} tenants, {len(self._under_way)} sessions>"
@@ -40,63 +41,57 @@ class Counters:
     def __len__(self) -> int:
         return len(self._served)
 
-    def served(self, tier: str, tenant: str) -> float:
+    def served(self, rank: int, tenant: str) -> float:
         """As of a tenant that waits, or would wait now."""
-        served = self._served.get((tier, tenant), 0.0)
-        return served if (tier, tenant) in self._waiting else max(served, self._least(tier))
+        served = self._served.get((rank, tenant), 0.0)
+        return served if (rank, tenant) in self._waiting else max(served, self._least(rank))
 
-    def _least(self, tier: str) -> float:
+    def _least(self, rank: int) -> float:
         """Of those who waited last, or wait now: what they were charged may have been set right since."""
-        floor = self._floor.get(tier)
-        waiting = [self._served[key] for key in self._waiting if key[0] == tier] if self._in_tier.get(tier) else []
+        floor = self._floor.get(rank)
+        waiting = [self._served[key] for key in self._waiting if key[0] == rank] if self._in_rank.get(rank) else []
         return min(waiting if floor is None else (floor, *waiting), default=0.0)
 
-    def under_way(self, session: str) -> float:
-        """Tokens of its requests that are placed and have not ended."""
-        return self._under_way.get(session, (0.0, 0))[0]
+    def under_way(self, session: str) -> int:
+        """Its requests that are placed and have not ended."""
+        return self._under_way.get(session, 0)
 
-    def share(self, sessions: Mapping[str, int]) -> bool:
-        """Whether any of them has something under way."""
-        return not self._under_way.keys().isdisjoint(sessions)
-
-    def joined(self, tier: str, tenant: str) -> None:
+    def joined(self, rank: int, tenant: str) -> None:
         """It has one more that waits."""
-        key = tier, tenant
-        self._served[key] = self.served(tier, tenant)
+        key = rank, tenant
+        self._served[key] = self.served(rank, tenant)
         self._waiting[key] = self._waiting.get(key, 0) + 1
-        self._in_tier[tier] = self._in_tier.get(tier, 0) + 1
+        self._in_rank[rank] = self._in_rank.get(rank, 0) + 1
         self._trim()
 
-    def left(self, tier: str, tenant: str) -> None:
-        key = tier, tenant
-        self._in_tier[tier] -= 1
+    def left(self, rank: int, tenant: str) -> None:
+        key = rank, tenant
+        self._in_rank[rank] -= 1
         self._waiting[key] -= 1
         if not self._waiting[key]:
             del self._waiting[key]
 
-    def lift(self, tier: str, least: float) -> None:
-        """`least`: of those who wait in the tier now. It may be less than before: what was charged is set right."""
-        self._floor[tier] = least
+    def lift(self, rank: int, least: float) -> None:
+        """`least`: of those who wait in the rank now. It may be less than before: what was charged is set right."""
+        self._floor[rank] = least
 
-    def placed(self, tier: str, tenant: str, session: str, tokens: float) -> None:
+    def placed(self, rank: int, tenant: str, session: str, tokens: float) -> None:
         """Charge a tenant for what is expected of a request."""
-        served = self.served(tier, tenant)
-        if not self._in_tier.get(tier):
-            self.lift(tier, max(self._floor.get(tier, 0.0), served))
-        self._served[tier, tenant] = served + tokens
+        served = self.served(rank, tenant)
+        if not self._in_rank.get(rank):
+            self.lift(rank, max(self._floor.get(rank, 0.0), served))
+        self._served[rank, tenant] = served + tokens
         if session:
-            under_way, requests = self._under_way.get(session, (0.0, 0))
-            self._under_way[session] = under_way + tokens, requests + 1
+            self._under_way[session] = self._under_way.get(session, 0) + 1
         self._trim()
 
-    def ended(self, tier: str, tenant: str, session: str, charged: float, actual: float) -> None:
-        """Set right what was charged. Of one that is forgotten nothing changes."""
-        if (tier, tenant) in self._served:
-            self._served[tier, tenant] = max(0.0, self._served[tier, tenant] + actual - charged)
+    def ended(self, rank: int, tenant: str, session: str, more: float = 0.0) -> None:
+        """`more`: tokens than were charged. Of one that is forgotten nothing changes."""
+        if (rank, tenant) in self._served:
+            self._served[rank, tenant] = max(0.0, self._served[rank, tenant] + more)
         if session in self._under_way:
-            under_way, requests = self._under_way[session]
-            self._under_way[session] = under_way - charged, requests - 1
-            if requests <= 1:
+            self._under_way[session] -= 1
+            if not self._under_way[session]:
                 del self._under_way[session]
 
     def _trim(self) -> None:
@@ -112,6 +107,7 @@ class Shares:
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = list(tiers)
+        self._by_rank = [(rank, list(peers)) for rank, peers in groupby(tiers, key=lambda tier: tier.rank)]
         self._served = dict.fromkeys((tier.name for tier in tiers), 0.0)
         self._at = float("-inf")
 
@@ -134,23 +130,26 @@ class Shares:
         share = next((one.share for one in self._tiers if one.name == tier), 0.0)
         return share > 0 and any(self._served.values()) and self.part(tier) < share
 
-    def bands(self, waiting: Iterable[str], first_since: Mapping[str, float], now: float) -> list[str]:
-        """The tiers with waiting work, as their turn is: by rank, but one that starves goes before those of higher rank
-        that take more than the lower ones' shares leave. So what a tier is short of is taken from the lowest that
-        can give it, and from the highest only where that alone takes too much."""
-        there = set(waiting)
-        tiers = [tier for tier in self._tiers if tier.name in there]
-        starved = [t.name for t in tiers if now - first_since[t.name] >= STARVED_S and self.short(t.name)]
-        if not starved or len(tiers) == 1:
-            return [tier.name for tier in tiers]
-        order: list[str] = []
+    def bands(self, first_since: Mapping[str, float], now: float) -> list[list[str]]:
+        """The tiers with waiting work, as their turn is: those of one rank together, by rank. But one that starves goes
+        before its peers, and before those of higher rank that take more than the lower ones' shares leave. So what a
+        tier is short of is taken from the lowest that can give it, and from the highest only where that alone takes
+        too much."""
+        starved = {name for name, since in first_since.items() if now - since >= STARVED_S and self.short(name)}
+        order: list[list[str]] = []
+        done: set[str] = set()
         taken, below = 0.0, sum(tier.share for tier in self._tiers)
-        for tier in self._tiers:
-            taken += self.part(tier.name)
-            below -= tier.share
-            if tier.name in there and tier.name not in order:
+        for rank, peers in self._by_rank:
+            taken += sum(self.part(tier.name) for tier in peers)
+            below -= sum(tier.share for tier in peers)
+            there = [tier.name for tier in peers if tier.name in first_since and tier.name not in done]
+            if there and starved:
                 if taken > 1 - below:
-                    lower = tiers[tiers.index(tier) + 1 :]
-                    order += [one.name for one in lower if one.name in starved and one.name not in order]
-                order.append(tier.name)
-        return order
+                    lower = [t.name for t in self._tiers if t.rank > rank and t.name in starved and t.name not in done]
+                    order += [[name] for name in lower]
+                    done.update(lower)
+                first = [name for name in there if name in starved]
+                order.append(first)
+                there = [name for name in there if name not in starved]
+            order.append(there)
+        return [band for band in order if band]

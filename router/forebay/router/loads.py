@@ -41,6 +41,7 @@ class Booking(Struct):
     tenant: str = ""
     session: str = ""
     charged: float = 0.0  # tokens, as fairness counts them
+    weight: float = 1.0  # of its tenant
     placed_at: float = 0.0
     since: float = 0.0  # when it was first asked for
     predicted_s: float = 0.0  # to its first token, from `placed_at`

@@ -80,7 +80,8 @@ class Ask(Struct, frozen=True):
     engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
     projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
     long it has waited already, at earlier attempts. `tier`: as asked for and allowed. `tenant`: whose work it is, an
-    opaque id. `promised`: it was let in before, and is not refused for what is predicted now."""
+    opaque id; `weight`: how much it is served beside others, whose weight is 1. `promised`: it was let in before, and
+    is not refused for what is predicted now."""
 
     pool: str
     keys: bytes
@@ -94,6 +95,7 @@ class Ask(Struct, frozen=True):
     waited_s: float = 0.0
     tier: str = DEFAULT
     tenant: str = ""
+    weight: float = 1.0
     promised: bool = False
 
 
@@ -158,6 +160,7 @@ class Explanation(Struct, frozen=True):
     candidates: list[Candidate]
     before: int = 0
     tier: str = DEFAULT  # that it would be served in
+    weight: float = 1.0  # of its tenant
     predicted_s: float = 0.0
     refused: Refused | None = None
 

@@ -21,9 +21,10 @@ class Shed(StrEnum):
 
 
 class Tier(Struct, frozen=True):
-    """`rank`: 0 goes first. `ttft_s`, `tpot_s`: objectives, seconds to the first token and for each one after it; None
-    promises nothing. `queue_s`: how long a request may wait for an engine; `cold_s`: the same while a pool has no
-    endpoint. `share`: of the work of a pool, the part that the tier gets at least while it has any to do, 0 to 1."""
+    """`rank`: 0 goes first, and those of one rank together. `ttft_s`, `tpot_s`: objectives, seconds to the first token
+    and for each one after it; None promises nothing. `queue_s`: how long a request may wait for an engine; `cold_s`:
+    the same while a pool has no endpoint. `share`: of the work of a pool, the part that the tier gets at least while it
+    has any to do, 0 to 1."""
 
     name: str = DEFAULT
     rank: int = 0

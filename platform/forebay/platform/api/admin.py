@@ -31,6 +31,11 @@ After = Annotated[str | None, QueryParameter(max_length=64)]
 
 class NewTenant(Struct, forbid_unknown_fields=True):
     name: str
+    weight: float = 1.0
+
+
+class TenantChange(Struct, forbid_unknown_fields=True):
+    weight: float
 
 
 class NewProject(Struct, forbid_unknown_fields=True):
@@ -85,7 +90,7 @@ class TenantController(Controller):
 
     @post("/", operation_id="createTenant", dependencies=body_of(NewTenant))
     async def create(self, tenancy: Service, given: NamedDependency[NewTenant]) -> Tenant:
-        return await tenancy.create_tenant(given.name)
+        return await tenancy.create_tenant(given.name, given.weight)
 
     @get("/", operation_id="listTenants")
     async def index(
@@ -96,6 +101,10 @@ class TenantController(Controller):
     @get("/{tenant_id:str}", operation_id="getTenant")
     async def show(self, tenancy: Service, tenant_id: Id) -> Tenant:
         return await tenancy.tenant(tenant_id)
+
+    @patch("/{tenant_id:str}", operation_id="changeTenant", dependencies=body_of(TenantChange))
+    async def change(self, tenancy: Service, tenant_id: Id, given: NamedDependency[TenantChange]) -> Tenant:
+        return await tenancy.set_weight(tenant_id, given.weight)
 
     @delete("/{tenant_id:str}", operation_id="deleteTenant", status_code=200)
     async def remove(self, tenancy: Service, tenant_id: Id) -> Tenant:

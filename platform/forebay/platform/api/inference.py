@@ -182,7 +182,8 @@ class Inferences:
     async def _explain(self, call: Call, client: Client) -> None:
         require(call.principal, Scope.DEBUG)
         try:
-            explained = await self._router.explain(call.ask(()))
+            patience_s = self._tiers[call.tier].timeouts.queue
+            explained = await self._router.explain(call.ask((), patience_s=patience_s))
         except RouterUnavailable as error:
             raise no_router() from error
         await client.answer(explanation(call, explained))

@@ -105,7 +105,10 @@ def _show(answer: dict[str, Any]) -> None:
     if session := answer.get("session"):
         click.echo(f"session: named by {session['source']}")
     if before := answer.get("before"):
-        click.echo(f"waiting before it: {before}")
+        weight = f", its tenant's weight {answer['weight']:g}" if answer["weight"] != 1 else ""
+        click.echo(f"waiting before it: {before} (tier {answer['tier']}{weight})")
+    if refused := answer.get("refused"):
+        click.echo(f"would be refused: {refused['reason']}; try again in {refused['retry_after_s']:.0f} s")
     groups = [_group(one["group"]) for one in answer["candidates"]]
     others = [one["displaced_s"] + one["delayed_s"] for one in answer["candidates"]]
     costly = any(other >= LEAST_S for other in others)

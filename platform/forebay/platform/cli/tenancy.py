@@ -32,10 +32,11 @@ def tenant() -> None:
 
 @tenant.command("create")
 @click.argument("name")
+@click.option("--weight", type=float, default=1.0, show_default=True, help="How much it is served beside others.")
 @_common
-def tenant_create(name: str, path: Path | None, *, as_json: bool) -> None:
+def tenant_create(name: str, weight: float, path: Path | None, *, as_json: bool) -> None:
     """Create a tenant."""
-    _tenants([on_tenancy(path, lambda tenancy: tenancy.create_tenant(name))], as_json, one=True)
+    _tenants([on_tenancy(path, lambda tenancy: tenancy.create_tenant(name, weight))], as_json, one=True)
 
 
 @tenant.command("list")
@@ -46,6 +47,21 @@ def tenant_create(name: str, path: Path | None, *, as_json: bool) -> None:
 def tenant_list(limit: int, after: str | None, path: Path | None, *, deleted: bool, as_json: bool) -> None:
     """List tenants, oldest first."""
     _tenants(on_tenancy(path, lambda tenancy: tenancy.tenants(Page(limit, after), deleted=deleted)), as_json)
+
+
+@tenant.command("weight", short_help="Show or set how much it is served beside others.")
+@click.argument("reference", metavar="TENANT")
+@click.argument("weight", type=float, required=False)
+@_common
+def tenant_weight(reference: str, weight: float | None, path: Path | None, *, as_json: bool) -> None:
+    """Set how much a tenant is served beside others of its tier while both have requests waiting: one of weight 2 twice
+    as many tokens as one of weight 1. From 0.01 to 100; show it if none is given."""
+
+    async def change(tenancy: Tenancy) -> Tenant:
+        found = await tenancy.find_tenant(reference)
+        return found if weight is None else await tenancy.set_weight(found.id, weight)
+
+    _tenants([on_tenancy(path, change)], as_json, one=True)
 
 
 @tenant.command("suspend")
@@ -266,8 +282,9 @@ def key_rotate(reference: str, grace: float, expires: float | None, path: Path |
 def _tenants(found: list[Tenant], as_json: bool, *, one: bool = False) -> None:
     if as_json:
         return show.as_json(found[0] if one else found)
-    return show.table(["ID", "NAME", "STATUS", "CREATED"],
-                      [[each.id, each.name, each.status, show.moment(each.created_at)] for each in found])  # fmt: skip
+    return show.table(["ID", "NAME", "STATUS", "WEIGHT", "CREATED"],
+                      [[each.id, each.name, each.status, f"{each.weight:g}", show.moment(each.created_at)]
+                       for each in found])  # fmt: skip
 
 
 def _projects(found: list[Project], as_json: bool, *, one: bool = False) -> None:

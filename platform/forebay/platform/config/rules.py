@@ -72,7 +72,6 @@ def timeouts(given: Data | None, report: Report) -> None:
 def tiers(data: Data, report: Report) -> None:
     placed: list[tuple[Path, Data]] = [(("tiers", i), tier) for i, tier in items(data["tiers"])]
     unique(report, (((*path, "name"), tier["name"]) for path, tier in placed), "tier")
-    unique(report, (((*path, "rank"), tier["rank"]) for path, tier in placed), "rank")
     tier_rules.tiers(placed, data["timeouts"], report)
 
 

@@ -26,9 +26,9 @@ def tiers(placed: list[Placed], timeouts: Data | None, report: Report) -> None:
     ordered = sorted((one for one in placed if one[1]["rank"] is not None), key=lambda one: one[1]["rank"])
     for name in ("ttft", "tpot"):
         _not_inverted(ordered, name, report)
-    for i, (path, tier) in enumerate(ordered):
+    for path, tier in ordered:
         if tier["shed"] == "downgrade":
-            _downgrade(path, tier, ordered[i + 1 :], report)
+            _downgrade(path, tier, [one for one in ordered if one[1]["rank"] > tier["rank"]], report)
 
 
 def _waits(path: Path, tier: Data, general: Data | None, report: Report) -> None:

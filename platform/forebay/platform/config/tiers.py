@@ -29,7 +29,13 @@ class Tier(Section, frozen=True):
 
     name: Annotated[TierName, Meta(description="Name, as tenants write it in `service_tier`.", examples=["priority"])]
     rank: Annotated[
-        int, Meta(ge=0, le=1000, description="Its place: the lowest goes first, also in engines that know priorities.")
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Its place: the lowest goes first, also in engines that know priorities. Tiers of one rank are "
+            "peers: whose turn it is goes by tenants.",
+        ),
     ]
     default: Annotated[
         bool,

@@ -64,6 +64,7 @@ class Call(Struct, frozen=True):
             waited_s=waited_s,
             tier=tier or self.tier,
             tenant=self.principal.tenant_id,
+            weight=self.principal.weight,
             promised=promised,
         )
 

@@ -43,7 +43,7 @@ _ATTEMPTS = 3
 _FIND = text("""
     SELECT k.id, k.kind, k.project_id, k.hash, k.pepper_id, k.scopes, k.revoked_at IS NOT NULL AS revoked,
            extract(epoch FROM k.expires_at)::float8 AS expires_at, k.expires_at <= clock_timestamp() AS expired,
-           p.tenant_id, p.models, p.tiers, t.status,
+           p.tenant_id, p.models, p.tiers, t.status, coalesce(t.weight, 1) AS weight,
            (SELECT json_agg(to_jsonb(l) ORDER BY l.level, l.model)::text FROM limits l
             WHERE l.owner IN (k.id, p.id, t.id)) AS limits
     FROM api_keys k LEFT JOIN projects p ON p.id = k.project_id LEFT JOIN tenants t ON t.id = p.tenant_id
@@ -230,6 +230,7 @@ def judge(row: Row[Any] | None, token: bytes, hasher: Hasher) -> Known | Refusal
         models=None if row.models is None else frozenset(row.models),
         expires_at=row.expires_at,
         tiers=None if row.tiers is None else frozenset(row.tiers),
+        weight=row.weight,
         limits=parsed(row.limits),
     )
     return Known(principal, row.expires_at)

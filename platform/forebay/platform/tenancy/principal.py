@@ -16,7 +16,7 @@ class Scope(StrEnum):
 
 class Principal(Struct, frozen=True):
     """A key that authenticated. `tenant_id` and `project_id` are empty for admin keys. `models` None means all,
-    `tiers` None those that are open; `expires_at` is Unix seconds."""
+    `tiers` None those that are open; `expires_at` is Unix seconds; `weight` is its tenant's."""
 
     key_id: str
     tenant_id: str
@@ -25,4 +25,5 @@ class Principal(Struct, frozen=True):
     models: frozenset[str] | None = None
     expires_at: float | None = None
     tiers: frozenset[str] | None = None
+    weight: float = 1.0
     limits: tuple[Limit, ...] = ()  # its own, its project's and its tenant's, in this order

@@ -41,7 +41,7 @@ def _seconds(moment: datetime | None) -> float | None:
 
 
 def tenant(row: Row[Any]) -> Tenant:
-    return Tenant(row.id, row.name, row.status, row.created_at.timestamp())
+    return Tenant(row.id, row.name, row.status, row.created_at.timestamp(), row.weight)
 
 
 def project(row: Row[Any]) -> Project:

@@ -9,12 +9,14 @@ from forebay.platform.tenancy.principal import Scope
 
 
 class Tenant(Struct, frozen=True):
-    """`name` is null once the tenant is deleted; its id stays, for the ledger."""
+    """`name` is null once the tenant is deleted; its id stays, for the ledger. `weight`: how much it is served beside
+    others where engines are short."""
 
     id: str
     name: str | None
     status: Literal["active", "suspended", "deleted"]
     created_at: float
+    weight: float = 1.0
 
 
 class Project(Struct, frozen=True):

@@ -46,8 +46,13 @@ class Tenancy:
 
     # Tenants
 
-    async def create_tenant(self, name: str) -> Tenant:
-        values = {"id": queries.new_id("ten_"), "name": _tenant_name(name), "status": "active"}
+    async def create_tenant(self, name: str, weight: float = 1.0) -> Tenant:
+        values = {
+            "id": queries.new_id("ten_"),
+            "name": _tenant_name(name),
+            "status": "active",
+            "weight": validate.weight(weight),
+        }
         async with self._change("tenant") as (db, _):
             row = (await db.execute(insert(tenants).values(values).returning(tenants))).one()
         return queries.tenant(row)
@@ -71,6 +76,13 @@ class Tenancy:
         if row is None:
             raise validate.not_found("tenant")
         return queries.tenant(row)
+
+    async def set_weight(self, tenant_id: str, weight: float) -> Tenant:
+        """How much it is served beside others. In force everywhere within a second."""
+        values = {"weight": validate.weight(weight)}
+        async with self._change("tenant") as (db, _):
+            await _tenant(db, tenant_id, usable=True)
+            return await _one_tenant(db, tenant_id, values)
 
     async def suspend_tenant(self, tenant_id: str) -> Tenant:
         """Its keys are refused with 403 until it is resumed. Suspending twice is suspending once."""

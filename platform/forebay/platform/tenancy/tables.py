@@ -1,6 +1,6 @@
-"""The tables of revisions 0001 and 0003 as SQLAlchemy knows them; the migration is what creates them."""
+"""The tables of revisions 0001, 0003 and 0005 as SQLAlchemy knows them; the migration is what creates them."""
 
-from sqlalchemy import ARRAY, Column, DateTime, LargeBinary, MetaData, Table, Text
+from sqlalchemy import ARRAY, Column, DateTime, Float, LargeBinary, MetaData, Table, Text
 
 metadata = MetaData()
 _time = DateTime(timezone=True)
@@ -11,6 +11,7 @@ tenants = Table(
     Column("id", Text, primary_key=True),
     Column("name", Text),
     Column("status", Text),
+    Column("weight", Float),
     Column("created_at", _time),
     Column("suspended_at", _time),
     Column("deleted_at", _time),

@@ -19,6 +19,7 @@ DEFAULT: dict[Kind, frozenset[Scope]] = {
 MAX_LIFETIME = 10 * 366 * 86_400.0
 MAX_GRACE = 90 * 86_400.0
 MAX_MODELS = 1000
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0
 
 
 def name(text: str, what: str) -> str:
@@ -87,6 +88,12 @@ def tiers(names: Iterable[str] | None, declared: Sequence[str]) -> list[str] | N
         hint = f"did you mean {found}?" if found else f"the tiers are {', '.join(declared)}"
         raise invalid(f"there is no tier {name[:40]!r}; {hint}", param="tiers", code="invalid_tier")
     return [name for name in declared if name in wanted]
+
+
+def weight(number: float) -> float:
+    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+        raise invalid(f"weight is between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}", param="weight", code="invalid_weight")
+    return number
 
 
 def limit(number: int) -> int:
