@@ -91,7 +91,6 @@ def test_what_is_faulty_itself_is_not_blamed_again() -> None:
         "",
         f"{{{FAST}}}",
         f"{{{FAST}, ttft: 2, queue: 2, shed: downgrade, multiplier: '2'}}, {{{SLOW}, multiplier: 2}}",
-        f"{{{FAST}, queue: 900, total: 600}}",  # the wait is no part of an attempt, which `total` bounds
         f"{{{FAST}, ttft: 3, queue: 60, shed: shed}}",  # who had an engine before, or takes longer by itself, may wait
         f"{{{FAST}, shed: shed, default: true}}, {{name: default, rank: 1, access: granted, multiplier: 0}}",
         f"{{{FAST}, share: 0.7}}, {{{SLOW}, share: 0.2}}, {{name: c, rank: 9, share: 0.1}}",

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from litestar import asgi
@@ -164,7 +163,7 @@ class Inferences:
         if call.permit.limited:
             await self._take(call)
         if call.inference.stream:
-            client.nothing = partial(nothing, call)
+            client.nothing = lambda: nothing(call)
         client.watch()
         await self._relay.run(call, client)
 

@@ -8,7 +8,6 @@ from forebay.platform.config.tiers import default_of
 Data = dict[str, Any]
 Placed = tuple[Path, Data]  # a tier, and where it stands
 MOST = 32  # each has metrics and a queue of its own in every pool
-_GIVEN_UP = "the engine would be given up on before the objective is missed"
 _SLACK = 1e-9  # of a sum of decimal fractions
 
 
@@ -45,11 +44,11 @@ def _waits(path: Path, tier: Data, general: Data | None, report: Report) -> None
                 report.fault(given, f"{low} ({below:g} s) is not within {high} ({above:g} s)",
                              f"lower {low} or raise {high}: {why}")  # fmt: skip
 
-    first_byte, idle, total = bound("firstByte"), bound("idle"), bound("total")
-    within("ttft", tier["ttft"], "firstByte", first_byte, _GIVEN_UP)
-    within("tpot", tier["tpot"], "idle", idle, _GIVEN_UP)
+    within("tpot", tier["tpot"], "idle", bound("idle"), "the engine would be given up on before the objective is missed")
+    ttft, first_byte, total = tier["ttft"], bound("firstByte"), bound("total")
+    within("ttft", ttft, "firstByte", first_byte, "the engine would be given up on before the objective is missed")
     within("firstByte", first_byte, "total", total, "total bounds the whole attempt")
-    within("idle", idle, "total", total, "total bounds the whole attempt")
+    within("idle", bound("idle"), "total", total, "total bounds the whole attempt")
     connect = general["connect"] if general else None
     if connect is not None and tier["firstByte"] is not None and connect >= tier["firstByte"]:
         problem = f"timeouts.connect ({connect:g} s) is not below firstByte ({tier['firstByte']:g} s)"
