@@ -206,6 +206,13 @@ async def test_only_admin_keys_and_before_the_body_is_looked_at(
         ("/tenants/{tenant}/projects/{project}/keys", {"expires_at": 1e300}, 400, "invalid_expiry"),
         ("/tenants/{tenant}/projects/{project}/keys", {"name": PASTED}, 400, "invalid_request"),
         ("/admin_keys", {"scopes": ["inference"]}, 400, "invalid_scope"),
+        # a text is never taken for null, which would be for ever, or everything
+        ("/tenants/{tenant}/projects", {"name": "q", "models": "null"}, 400, "invalid_type"),
+        ("/tenants/{tenant}/projects/{project}/keys", {"expires_at": "null"}, 400, "invalid_type"),
+        ("/tenants/{tenant}/projects/{project}/keys", {"scopes": "null"}, 400, "invalid_type"),
+        ("/admin_keys", {"expires_at": "1e10"}, 400, "invalid_type"),
+        ("/admin_keys", [], 400, "invalid_json"),
+        ("/tenants", {}, 400, "missing_required_parameter"),
     ],
 )  # fmt: skip
 async def test_refusals_say_why(
@@ -221,6 +228,7 @@ async def test_refusals_say_why(
 async def test_unknown_fields_are_refused(client: httpx.AsyncClient, tenancy: Tenancy) -> None:
     answer = await client.post("/admin/v1/tenants", json={"name": "a", "nmae": "b"})
     assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "Unknown parameter: 'nmae'. Did you mean 'name'?"
     assert not await tenancy.tenants()
 
 

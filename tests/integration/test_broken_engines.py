@@ -221,7 +221,9 @@ async def test_64_streams_whose_engine_dies_at_once_leave_nothing_behind(open_do
 
 
 async def test_a_request_is_sent_twice_at_most_by_a_keep_alive_race(open_door: OpenDoor) -> None:
-    """An engine, or a proxy before it, that drops every request which comes on a connection it has kept."""
+    """An engine, or a proxy before it, that drops every request which comes on a connection it has kept.
+
+    llm-d#1564, vllm#18472."""
     kept: set[asyncio.StreamWriter] = set()
     answer = whole(b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
@@ -241,6 +243,7 @@ async def test_a_request_is_sent_twice_at_most_by_a_keep_alive_race(open_door: O
 
 
 async def test_an_engine_that_dies_at_work_is_not_asked_again(open_door: OpenDoor) -> None:
+    """ComfyUI#16204."""
     kept: set[asyncio.StreamWriter] = set()
     answer = whole(b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 

@@ -63,6 +63,7 @@ async def started(door: Door, ready: set[str], **members: Any) -> str:
 
 
 async def test_sigkill_in_the_middle_of_streams_loses_no_usage_record(database: str, valkey: str, state: Path) -> None:
+    """litellm#38157, #34805, #37734, #35958."""
     ready: set[str] = set()
     async with EngineDouble(SLOW) as engine:
         async with front_door(state, [engine.url], model=MODEL, postgres=database, valkey=valkey) as door:
@@ -90,6 +91,7 @@ async def test_sigkill_in_the_middle_of_streams_loses_no_usage_record(database: 
 
 
 async def test_sigterm_lets_streams_finish_and_takes_no_new_ones(database: str, valkey: str, state: Path) -> None:
+    """preloop#217."""
     async with (
         EngineDouble(SLOW) as engine,
         front_door(state, [engine.url], model=MODEL, postgres=database, valkey=valkey) as door,

@@ -69,6 +69,7 @@ async def test_one_that_comes_is_used_and_a_stream_of_one_that_goes_ends_whole(o
 
 
 async def test_one_that_drains_gets_nothing_new_and_is_no_trouble(open_door: OpenDoor) -> None:
+    """kthena#1589, dynamo#13559."""
     async with EngineDouble(SLOW) as old, EngineDouble() as new, open_door(old, new) as door:
         await eventually(lambda: (door.service.router.states("main")["engine-1"].health) == "up")
         before = [spec(old, "engine-0"), spec(new, "engine-1")]

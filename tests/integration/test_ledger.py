@@ -72,6 +72,7 @@ async def test_a_price_version_never_changes(engine: AsyncEngine) -> None:
 
 
 async def test_a_report_groups_counts_and_prices(engine: AsyncEngine) -> None:
+    """litellm#39455: a request is one, however many attempts it took."""
     ledger = Ledger(engine)
     await ledger.register_prices([price("v1", "6"), price("v2", "12")])
     await ledger.insert([

@@ -96,6 +96,7 @@ def metadata(answer: httpx.Response) -> Any:
 
 
 async def test_requests_of_a_minute_and_the_headers_that_say_so(open_door: OpenDoor) -> None:
+    """ai-gateway#2394, #1754."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.KEY, requests_per_minute=3)
@@ -136,6 +137,7 @@ async def test_openais_client_understands(open_door: OpenDoor) -> None:
 
 
 async def test_tokens_are_reserved_and_become_what_was_used(open_door: OpenDoor) -> None:
+    """ai-gateway#2394."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, input_tokens_per_minute=10_000, output_tokens_per_minute=5_000)
@@ -161,6 +163,7 @@ async def test_a_warm_conversation_is_not_held_to_its_whole_length(open_door: Op
 
 
 async def test_no_max_tokens_is_needed(open_door: OpenDoor) -> None:
+    """tensorzero#3648."""
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, output_tokens_per_minute=100)  # less than is guessed of an answer
@@ -170,12 +173,16 @@ async def test_no_max_tokens_is_needed(open_door: OpenDoor) -> None:
 
 
 async def test_a_limit_for_a_model_is_of_that_model(open_door: OpenDoor) -> None:
-    async with EngineDouble() as engine, open_door(engine) as door:
+    models = [{"name": MODEL, "pool": "main", "aliases": ["alias"]}, {"name": "another", "pool": "main"}]
+    async with EngineDouble() as engine, open_door(engine, models=models) as door:
         who = await tenant(door)
         await who.limit(Level.PROJECT, "another", requests_per_minute=0)
         await who.limit(Level.PROJECT, MODEL, requests_per_minute=1)
         assert (await who.chat(model="alias")).status_code == 200
         assert metadata(await who.chat())["model"] == MODEL
+        await who.limit(Level.PROJECT, "alias", requests_per_minute=2)  # the same model, whatever it is called
+        assert (await who.chat()).status_code == 200
+        assert metadata(await who.chat(model="alias"))["limit_value"] == 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -232,6 +239,67 @@ async def test_what_we_fail_to_answer_does_not_count_and_what_is_wrong_does(open
         assert await who.spent() == {"tenant:r:": 1}
 
 
+async def test_a_request_that_moves_to_another_engine_counts_once(open_door: OpenDoor) -> None:
+    """litellm#39455."""
+    fault = Fault(kind="status", status=500, path="/v1/chat")
+    async with EngineDouble(faults=(fault,)) as broken, EngineDouble() as well, open_door(broken, well) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, requests_per_minute=50, input_tokens_per_minute=9000,
+                        output_tokens_per_minute=9000, concurrent_requests=1)  # fmt: skip
+        used: list[dict[str, int]] = []
+        while not any(one.path.startswith("/v1/chat") for one in broken.requests):
+            answer = await who.chat(f"conversation {len(used)}")
+            assert answer.status_code == 200
+            used.append(answer.json()["usage"])
+        spent = await who.spent()
+        assert spent["tenant:r:"] == len(used)
+        assert spent["tenant:o:"] == sum(usage["completion_tokens"] for usage in used)
+        assert await holds(who, {})
+
+
+async def test_every_way_out_gives_back_what_was_held(open_door: OpenDoor) -> None:
+    """otari#128, eliza#9904; litellm#28160, #40846, #27955: an error before the first byte leaks no slot and no
+    reservation."""
+    changes = {
+        "timeouts": {"firstByte": 0.5, "heartbeatAfter": 5.0, "connect": 0.2}, "server": {"bodyLimit": 100_000},
+        "models": [{"name": name, "pool": "main"} for name in (MODEL, "another")],
+    }  # fmt: skip
+    async with EngineDouble(max_model_len=512) as engine, open_door(engine, **changes) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, requests_per_minute=999, input_tokens_per_minute=99_000,
+                        output_tokens_per_minute=99_000, concurrent_requests=1, queued_requests=1)  # fmt: skip
+        await who.limit(Level.KEY, "another", input_tokens_per_minute=0)
+
+        async def out(status: int, fault: Fault | None = None, **body: Any) -> None:
+            engine.faults.clear()
+            if fault is not None:
+                engine.faults.add(msgspec.json.encode(fault))
+            for stream in (False, True):
+                answer = await who.chat(stream=stream, **body)
+                assert answer.status_code == status, answer.text
+                await eventually(lambda: holds(who, {}))
+                assert set(await who.spent()) <= {"tenant:r:"}, body
+
+        await out(404, model="gpt-9")
+        await out(400, temperature="hot")
+        await out(400, content="word " * 4000)
+        await out(413, content="x" * 200_000)
+        await out(429, model="another")
+        for fault in (
+            Fault(kind="status", status=400, path="/v1/chat"), Fault(kind="status", status=503, path="/v1/chat"),
+            Fault(kind="close_before_headers", path="/v1/chat"), Fault(kind="close_after_headers", path="/v1/chat"),
+        ):  # fmt: skip
+            await out(400 if fault.status == 400 else 503, fault)
+        await out(504, Fault(kind="hang_before_headers", path="/v1/chat"))
+        for stream in (False, True):  # who leaves before anything came
+            with pytest.raises(httpx.ReadTimeout):
+                await who.http.post("/v1/chat/completions", timeout=0.2, json={
+                    "model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": stream})  # fmt: skip
+            await eventually(lambda: holds(who, {}))
+        engine.faults.clear()
+        assert (await who.chat()).status_code == 200  # with room for one at a time
+
+
 async def test_a_stream_that_breaks_is_not_charged(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
@@ -275,6 +343,7 @@ async def test_a_change_holds_within_a_second_and_counts_go_on(open_door: OpenDo
 
 
 async def test_two_front_doors_count_together(open_door: OpenDoor, database: str, valkey: str, tmp_path: Path) -> None:
+    """litellm#18730, #27736, #40291."""
     async with EngineDouble() as engine, open_door(engine) as door:
         (tmp_path / "other").mkdir()
         secrets = {"cacheSalt": str(tmp_path / "secrets/cache-salt"), "keyHash": str(tmp_path / "secrets/key-hash")}
@@ -308,6 +377,7 @@ async def test_refusals_and_leases_are_metrics(open_door: OpenDoor) -> None:
 async def test_without_valkey_limits_hold_by_a_share_and_health_says_so(
     database: str, tmp_path: Path
 ) -> None:
+    """litellm#35528."""
     async with EngineDouble() as engine, opened(config(tmp_path, [engine]), database, "valkey://127.0.0.1:1/0") as door:
         who = await tenant(door)
         await who.limit(Level.KEY, requests_per_minute=3)
@@ -337,13 +407,10 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
                 assert answer.status_code == 200, answer.text
                 assert answer.json()["limits"]["requests_per_minute"] == 7
                 assert answer.json()["limits"]["queued_requests"] is None
-                answer = await http.put(path, params={"model": "a/b"}, json={"concurrent_requests": 2})
-                assert answer.json()["model"] == "a/b"
+                answer = await http.put(path, params={"model": "alias"}, json={"concurrent_requests": 2})
+                assert answer.json()["model"] == MODEL
                 found = (await http.get(path)).json()["data"]
-                assert [(one["level"], one["model"]) for one in found] == [(level, None), (level, "a/b")]
-                wrong: Any
-                for wrong in ({"requests_per_minute": -1}, {"requests": 1}, {"requests_per_minute": 2.5}, []):
-                    assert (await http.put(path, json=wrong)).status_code == 400, wrong
+                assert [(one["level"], one["model"]) for one in found] == [(level, None), (level, MODEL)]
             await who.followed()
             assert (await who.chat()).headers["x-ratelimit-limit-requests"] == "7"
 
@@ -354,8 +421,8 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
             assert len(exported["limits"]) == 8
 
             assert (await http.put(paths[Level.TENANT], json={})).status_code == 200  # nothing is limited: none is kept
-            assert [one["model"] for one in (await http.get(paths[Level.TENANT])).json()["data"]] == ["a/b"]
-            assert (await http.delete(paths[Level.TENANT], params={"model": "a/b"})).json()["data"] == []
+            assert [one["model"] for one in (await http.get(paths[Level.TENANT])).json()["data"]] == [MODEL]
+            assert (await http.delete(paths[Level.TENANT], params={"model": "alias"})).json()["data"] == []
             assert (await http.delete(paths[Level.PROJECT])).json()["data"] == []
             other = await door.service.tenancy.create_tenant("other")
             stranger = paths[Level.PROJECT].replace(who.ids[Level.TENANT], other.id)
@@ -363,6 +430,65 @@ async def test_set_shown_and_cleared_through_the_admin_api(open_door: OpenDoor) 
                 answer = await http.request(method, stranger, json={} if method == "PUT" else None)
                 assert answer.status_code == 404
         assert (await who.http.get(paths[Level.KEY])).status_code in (401, 403)
+
+
+WRONG: list[tuple[bytes, str | None, str]] = [
+    (b'{"requests_per_minute": -1}', "requests_per_minute", "expected `int` >= 0"),
+    (b'{"requests_per_minute": 2.5}', "requests_per_minute", "expected an integer, but got a number"),
+    (b'{"requests_per_minute": 2.0}', "requests_per_minute", "expected an integer, but got a number"),
+    (b'{"requests_per_minute": 1000000000001}', "requests_per_minute", "expected `int` <= 1000000000000"),
+    (b'{"requests_per_minute": 1' + b"0" * 400 + b"}", "requests_per_minute", "expected `int` <= 1000000000000"),
+    (b'{"requests_per_minute": true}', "requests_per_minute", "expected an integer, but got a boolean"),
+    (b'{"requests_per_minute": "5"}', "requests_per_minute", "expected an integer, but got a string"),
+    (b'{"requests_per_minute": "null"}', "requests_per_minute", "expected an integer, but got a string"),
+    (b'{"requests_per_minute": [1]}', "requests_per_minute", "expected an integer, but got an array"),
+    (b'{"requests_per_minute": NaN}', None, "could not parse the JSON body"),
+    (b'{"requests_per_minute": 1e999}', "requests_per_minute", "Invalid type for 'requests_per_minute'"),
+    (b'{"queued_requests": 1, "queued_requests": null}', None, "could not parse the JSON body"),
+    (b'{"rpm": 1}', "rpm", "The parameters are requests_per_minute, input_tokens_per_minute"),
+    (b'{"requestPerMinute": 1}', "requestPerMinute", "Did you mean 'requests_per_minute'?"),
+    (b'{"requests_p\xc3\xa9r_minute": 1}', "requests_p\u00e9r_minute", "Did you mean 'requests_per_minute'?"),
+    (b"[]", None, "The body of a request is a JSON object; this one is an array"),
+    (b"null", None, "The body of a request is a JSON object; this one is null"),
+    (b"", None, "could not parse the JSON body"),
+    (b'{"queued_requests": 1', None, "could not parse the JSON body"),
+    (b"\xff", None, "could not parse the JSON body"),
+]
+
+
+async def test_what_cannot_be_a_limit_is_refused_and_changes_nothing(open_door: OpenDoor) -> None:
+    """litellm#22726, #20615: null is unlimited, and nothing else is taken for it."""
+    async with EngineDouble() as engine, open_door(engine) as door:
+        who = await tenant(door)
+        admin = (await door.service.tenancy.create_admin_key()).secret
+        path = f"/admin/v1/tenants/{who.ids[Level.TENANT]}/limits"
+        async with httpx.AsyncClient(base_url=door.url, headers={"authorization": f"Bearer {admin}"}) as http:
+            set_ = {"requests_per_minute": 0, "queued_requests": 10**12}
+            before = (await http.put(path, json=set_)).json()["limits"]
+            assert {name: before[name] for name in set_} == set_
+
+            async def refused(method: str, query: str, body: bytes, param: str | None, said: str) -> None:
+                headers = {"content-type": "application/json"}
+                answer = await http.request(method, f"{path}{query}", content=body, headers=headers)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param), (query, body, answer.text)
+                assert said in error["message"]
+
+            for body, param, said in WRONG:
+                await refused("PUT", "", body, param, said)
+            for method, body in (("PUT", b'{"requests_per_minute": 1}'), ("DELETE", b"")):
+                await refused(method, "?modle=alias", body, "modle", "This takes one, model, and once.")
+                await refused(method, "?model=alias&model=x", body, "model", "This takes one, model, and once.")
+                await refused(method, "?model=%00", body, "model", "printable")
+                await refused(method, f"?model={'x' * 129}", body, None, "length <= 128")
+            await refused("PUT", "?model=alais", b'{"queued_requests": 1}', "model", "did you mean alias?")
+            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL}")
+            await refused("GET", "?model=alias", b"", "model", "This takes none.")
+            too_much = await http.put(path, content=b" " * (2 << 20), headers={"content-type": "application/json"})
+            assert (too_much.status_code, too_much.json()["error"]["code"]) == (413, "request_too_large")
+            (found,) = (await http.get(path)).json()["data"]
+            assert found["limits"] == before
+            assert (await http.delete(path, params={"model": "gone"})).status_code == 200
 
 
 async def test_a_key_shows_nothing_of_other_tenants_limits(open_door: OpenDoor) -> None:

@@ -59,6 +59,7 @@ async def test_without_valkey_each_process_lets_its_share_through() -> None:
 
 
 async def test_a_valkey_that_hangs_holds_nobody_up_and_what_passed_meanwhile_is_counted_once(server: Daemon) -> None:
+    """litellm#35273."""
     limits = (limit(requests_per_minute=40),)
     async with limiters(server.url, 4, renew_s=0.1) as made:
         tenant = tenant_with(20_000)

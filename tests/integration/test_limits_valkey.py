@@ -23,6 +23,7 @@ from tests.integration.limited import admitted, counts, limit, limiters, permit,
 
 
 async def test_however_many_ask_at_once_no_more_pass_than_may(valkey: str) -> None:
+    """litellm#18730, #27736, #40291."""
     tenant = tenant_with(20_000)
     limits = (limit(requests_per_minute=40), limit(Level.TENANT, input_tokens_per_minute=1000))
     async with limiters(valkey, 4) as made:
@@ -36,6 +37,7 @@ async def test_however_many_ask_at_once_no_more_pass_than_may(valkey: str) -> No
 
 
 async def test_slots_are_everybodys(valkey: str) -> None:
+    """litellm#16011."""
     limits = limit(Level.PROJECT, concurrent_requests=3)
     async with limiters(valkey, 4) as made:
         tenant = tenant_with(10_000)
@@ -131,6 +133,7 @@ async def test_a_new_window_owes_nothing_to_the_last(valkey: str) -> None:
 
 
 async def test_a_process_that_is_killed_gives_its_slots_back(valkey: str) -> None:
+    """litellm#28160, #40846, #27955; routstr-core#682: leases end with who held them, and not before."""
     tenant = tenant_with(15_000)
     limits = limit(concurrent_requests=2)
     victim = await asyncio.create_subprocess_exec(
@@ -178,6 +181,7 @@ async def test_a_request_cancelled_while_it_asks_leaves_nothing(valkey: str) -> 
 
 
 async def test_a_valkey_that_runs_no_scripts_ends_the_start(valkey_server: str) -> None:
+    """litellm#32232."""
     client = Valkey.from_url(valkey_server)
     client.acl_setuser("plain", enabled=True, passwords=["+secret"], keys=["*"], channels=["*"],
                        categories=["+@all", "-@scripting"])  # fmt: skip

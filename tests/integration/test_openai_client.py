@@ -172,7 +172,9 @@ async def test_a_tool_call_comes_whole_and_in_pieces(open_door: OpenDoor) -> Non
 
 @pytest.mark.parametrize("recording", recordings(one_per_model=True))
 async def test_recorded_streams_reach_the_client_as_they_came(open_door: OpenDoor, recording: Recording) -> None:
-    """Content, tool calls and reasoning of other engines' parsers, through the front door into the SDK."""
+    """Content, tool calls and reasoning of other engines' parsers, through the front door into the SDK.
+
+    vllm#37937, #35705, #18108; lmdeploy#3412."""
 
     async def replay(writer: Any) -> None:
         writer.write(SSE)
@@ -302,6 +304,7 @@ async def test_completions_stream_under_an_alias(open_door: OpenDoor) -> None:
 
 
 async def test_streams_tell_proxies_not_to_buffer(open_door: OpenDoor) -> None:
+    """litellm#28384, dstack#4269."""
     async with EngineDouble() as engine, open_door(engine) as door:
         headers = (await door.chat(max_tokens=1, stream=True)).headers
         assert headers["content-type"].startswith("text/event-stream")
@@ -311,8 +314,38 @@ async def test_streams_tell_proxies_not_to_buffer(open_door: OpenDoor) -> None:
         assert "content-length" not in headers
 
 
+async def test_what_an_engine_sends_beside_its_answer_reaches_no_client(open_door: OpenDoor) -> None:
+    """openai-python#2722, #3833; llm-gateway#2053, copilot-api#88: an id, and a comment or empty data after it, are an
+    empty event to the client, which dies of it; comments are passed on as no JSON. Our own heartbeats are harmless."""
+    told = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"%b","choices":[%b]}\n\n'
+
+    def says(choice: bytes) -> bytes:
+        return told % (MODEL.encode(), choice)
+
+    async def noisy(writer: Any) -> None:
+        writer.write(SSE + chunk(b"id: 1\nretry: 10\nevent: message\n" + says(b'{"index":0,"delta":{"content":"a"}}')))
+        for noise in (b": ping\n\n", b"data:\n\n", b"data: \n\n", b"id: 2\n: ping\n\n", b"event: ping\n\n", b"\n\n"):
+            writer.write(chunk(noise))
+            await writer.drain()
+            await asyncio.sleep(0.15)
+        last = says(b'{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}')
+        writer.write(chunk(b"id: 3\n" + last) + chunk(b": bye\n\ndata: [DONE]\n\n") + END)
+
+    timeouts = {"heartbeatAfter": 0.2}
+    async with ScriptedEngine(noisy, model=MODEL) as engine, open_door(engine, timeouts=timeouts) as door:
+        seen = [event async for event in await door.openai.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True)]  # fmt: skip
+        assert "".join(event.choices[0].delta.content or "" for event in seen) == "ab"
+        assert seen[-1].choices[0].finish_reason == "stop"
+        lines = [line for line in (await door.chat(stream=True)).text.splitlines() if line]
+        assert {line.partition(":")[0] for line in lines} == {"data", ""}
+        assert {line for line in lines if line.startswith(":")} == {": heartbeat"}
+        assert all(line == "data: [DONE]" or line.startswith('data: {"') for line in lines if line[0] == "d")
+
+
 @pytest.mark.parametrize("timeouts", [{"idle": 0.4}, {"total": 0.8}], ids=lambda t: next(iter(t)))
 async def test_a_stream_that_stops_or_never_ends_is_ended(open_door: OpenDoor, timeouts: dict[str, float]) -> None:
+    """litellm#9551, #38358, #30836."""
     endless = EngineDouble(token_seconds=0.02, answer_tokens=None)
     hang = Fault(kind="hang", after=4, path="/v1/chat")
     stopped = EngineDouble(faults=(hang,))

@@ -142,6 +142,22 @@ async def test_a_failure_before_the_first_byte_goes_to_the_other_replica(open_do
         assert {r["attempt"] for r in failed} == {1}
 
 
+@pytest.mark.parametrize("fault", [
+    Fault(kind="error_event", after=0), Fault(kind="error_event", after=1), Fault(kind="malformed_frame", after=1),
+    Fault(kind="close", after=1), Fault(kind="close_after_headers"),
+], ids=lambda f: f"{f.kind}-{f.after}")  # fmt: skip
+async def test_what_fails_before_the_first_token_is_no_200(open_door: OpenDoor, fault: Fault) -> None:
+    """litellm#10593: an engine's 200, and even who is speaking, is held back until it has something to say."""
+    fault = msgspec.structs.replace(fault, path="/v1/chat")
+    async with EngineDouble(faults=(fault,)) as engine, open_door(engine) as door:
+        response = await door.chat(stream=True, max_tokens=3)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_error")
+        assert response.headers["content-type"] == "application/json"
+        assert int(response.headers["retry-after"]) >= 1
+        (record,) = await door.records(1)
+        assert (record["status"], record["billable_output"]) == ("failed", 0)
+
+
 async def test_a_replica_that_is_gone_costs_nothing(open_door: OpenDoor) -> None:
     async with EngineDouble() as gone, EngineDouble() as well, open_door(gone, well) as door:
         await gone.refuse()
@@ -178,6 +194,7 @@ async def test_no_replica_left_is_a_503_that_says_when_to_retry(open_door: OpenD
     Fault(kind="malformed_frame", after=4),
 ], ids=lambda f: f"{f.kind}-{f.rst}")  # fmt: skip
 async def test_an_engine_that_dies_while_streaming_ends_in_an_error_frame(open_door: OpenDoor, fault: Fault) -> None:
+    """Portkey#1797, preloop#117, bifrost#597, litellm#39898."""
     async with EngineDouble(SLOW, faults=(fault,)) as engine, open_door(engine) as door:
         response = await door.chat(max_tokens=50, stream=True)
         frames = response.text.split("\n\n")

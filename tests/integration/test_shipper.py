@@ -64,6 +64,7 @@ async def test_records_reach_the_ledger_within_a_second_and_leave_the_spool(
 
 
 async def test_a_crash_between_the_two_commits_books_nothing_twice(tmp_path: Path, engine: AsyncEngine) -> None:
+    """litellm#35531, #34820."""
     async with spooling(tmp_path / "a") as spool:
         await spend(spool, range(1, 101))
         # The ledger commits, and the process dies before the spool knows.

@@ -4,6 +4,7 @@ from tests.bench.soak import GROWTH_MB, soak
 
 
 async def test_hundreds_of_slow_streams_leave_nothing_behind() -> None:
+    """litellm#6404, #12685, #13805."""
     result = await soak(300, 30.0, workers=1, doubles=1)
     assert (result.errors, result.unrecorded, result.leases_left) == (0, 0, 0)
     assert result.requests > 450  # half of them end and ask again

@@ -176,6 +176,7 @@ async def test_migrating_twice_and_by_two_at_once(postgres: Databases) -> None:
 
 
 async def test_pool_is_bounded_and_its_wait_too(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """litellm#18708."""
     monkeypatch.setattr(db, "POOL_TIMEOUT", 0.1)
     engine = db.create_engine(database, pool_size=1)
     async with engine.connect():

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError
 
 from forebay.platform.config.model import Config
+from forebay.platform.limits.rules import Level, Limits
 from forebay.platform.server import listening
 from forebay.platform.service import running
 from forebay.platform.tenancy.principal import Scope
@@ -239,14 +240,22 @@ async def reopened(configured: Config, postgres: str, valkey: str, key: str) -> 
 
 
 async def test_metrics_name_no_tenant_key_or_request(open_door: OpenDoor) -> None:
-    """Whatever tenants send, the number of series does not grow with them."""
+    """litellm#12159, #39136: whatever tenants send, the number of series does not grow with them."""
     async with EngineDouble() as engine, open_door(engine) as door:
         admin = await admin_of(door)
 
         async def session(number: int) -> None:
             key = await door.new_key()
             await ask(door, key)
-            for body in ({"model": f"model-{number}", "messages": HELLO}, {"model": MODEL, f"field{number}": 1}):
+            limited, tenant = await door.new_key(), (await door.service.tenancy.tenants())[-1]
+            await door.service.tenancy.limits.set(Level.TENANT, tenant.id, Limits(requests_per_minute=0))
+            body: Any = {"model": MODEL, "messages": HELLO}
+            headers = {"authorization": f"Bearer {limited}"}
+            assert (await door.http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 429
+            for body in (
+                {"model": f"model-{number}", "messages": HELLO}, {"model": MODEL, f"field{number}": 1},
+                {"model": MODEL, "messages": HELLO, "service_tier": f"tier{number}"},
+            ):  # fmt: skip
                 await door.http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
             for path in (f"/v1/path{number}", f"/v1/models/m{number}", f"/admin/v1/tenants/ten_{number}"):
                 await door.http.get(path, headers={"authorization": f"Bearer {admin.secret}"})

@@ -218,7 +218,9 @@ async def test_without_an_endpoint_it_is_a_503_that_names_the_tier(open_door: Op
 
 @pytest.mark.parametrize(("kind", "impatient"), [("hang_before_headers", "batch"), ("hang", "fast")])
 async def test_each_tier_has_its_own_patience_with_engines(open_door: OpenDoor, kind: Kind, impatient: str) -> None:
-    """A first token that takes long is too late for `batch`, a pause for `fast`, neither for the default."""
+    """A first token that takes long is too late for `batch`, a pause for `fast`, neither for the default.
+
+    litellm#9551, #38358, #30836."""
     fault = Fault(kind=kind, path="/v1/chat", after=3, seconds=1.0)
     async with EngineDouble(Settings(faults=(fault,))) as engine, open_door(engine, tiers=TIERS) as door:
         key = await grant(door, "fast", "standard", "batch")

@@ -10,9 +10,11 @@ from itertools import count
 from typing import Any
 
 import httpx
+import pytest
 from click.testing import CliRunner
 
 from forebay.platform.cli.explain import explain
+from forebay.platform.relay import client
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -168,6 +170,35 @@ async def test_a_stream_that_waits_is_kept_alive_and_answered(open_door: OpenDoo
         assert rest[-2] == "data: [DONE]"
         assert not any("error" in line for line in rest)
         assert len(await door.records(2)) == 2
+
+
+@pytest.mark.parametrize("api", ["chat.completions", "completions"])
+async def test_a_long_wait_is_told_in_events_too(
+    open_door: OpenDoor, monkeypatch: pytest.MonkeyPatch, api: str
+) -> None:
+    """Floway#498: comments do not reset some clients' idle timers. What they get instead is nothing to any client."""
+    monkeypatch.setattr(client, "SILENT_S", 0.5)
+    async with (
+        EngineDouble(BUSY) as engine,
+        open_door(engine, timeouts={"heartbeatAfter": 0.2}) as door,
+        long_prefill(door, engine),
+    ):
+        asked: dict[str, Any] = {"model": "alias", "stream": True, "max_tokens": 4, "seed": 1,
+                                 "stream_options": {"include_usage": True}}  # fmt: skip
+        of: Any = door.openai.completions if api == "completions" else door.openai.chat.completions
+        text = prompt(900)
+        asked |= {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
+        said = [event async for event in await of.create(**asked)]
+        spoken = [event.choices[0] for event in said if event.choices]
+        words = [one.text if api == "completions" else one.delta.content or "" for one in spoken]
+        early = words.index(next(filter(None, words)))
+        assert early >= 3  # besides the one that says who speaks
+        assert len([word for word in words[early:] if word]) == 4
+        assert {(event.id, event.model, event.object) for event in said} == {
+            (said[-1].id, "alias", said[-1].object)
+        }  # fmt: skip
+        assert [event.usage for event in said[:-1]] == [None] * (len(said) - 1)
+        assert said[-1].usage.completion_tokens == 4
 
 
 async def test_a_stream_that_was_kept_alive_and_gets_no_engine_ends_in_an_error_frame(open_door: OpenDoor) -> None:

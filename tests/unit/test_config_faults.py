@@ -31,7 +31,7 @@ def said(text: str, environ: dict[str, str] | None = None) -> list[str]:
         # single values
         ("server: {port: 99999}", "f:2: server.port: 99999 is too high; write a whole number from 0 up to 65535"),
         ("server: {port: -1}", "f:2: server.port: -1 is too low; write a whole number from 0 up to 65535"),
-        ("server: {port: 80.5}", "f:2: server.port: '80.5' is not a whole number; write 80.5 without quotes"),
+        ("server: {port: 80.5}", "f:2: server.port: '80.5' is not a whole number; write a whole number from 0 up to 65535"),
         ("server: {port: true}", "f:2: server.port: 'true' is not a whole number; write a whole number from 0 up to"),
         ("server: {bodyLimit: 32MiB}", "f:2: server.bodyLimit: '32MiB' is not a whole number; write 33554432 (bytes)"),
         ("timeouts: {idle: 2m}", "f:2: timeouts.idle: '2m' is not a number; write 120 (seconds) without quotes"),

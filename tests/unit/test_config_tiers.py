@@ -23,6 +23,22 @@ def said(tiers: str, before: str = "") -> list[str]:
         ("{name: fast}", "f:3: tiers[0].rank: is missing; write a whole number from 0 up to 1000"),
         (f"{{{FAST}, dfault: true}}", "f:3: tiers[0].dfault: unknown key; did you mean default?"),
         (f"{{{FAST}, shed: drop}}", "f:3: tiers[0].shed: 'drop' is not one of the choices; write downgrade, hold or shed"),
+        ("{name: Fast, rank: 1}, {name: fast, rank: 0}", "f:3: tiers[0].name: 'Fast' does not fit; write up to 32 small letters"),
+        ("{name: schnéll, rank: 0}", "f:3: tiers[0].name: 'schnéll' does not fit; write up to 32 small letters"),
+        ("{name: 'f\u0430st', rank: 0}", "f:3: tiers[0].name: 'f\u0430st' does not fit"),  # a Cyrillic a
+        (f"{{{FAST}, ttft: 1, ttft: 2}}", "f:3: tiers[0]: ttft is given twice, first in line 3; keep one"),
+        ("null", "f:3: tiers[0]: is empty; write a mapping with keys such as name, rank, default"),
+        # numbers that are none, or beyond bounds
+        ("{name: fast, rank: -1}", "f:3: tiers[0].rank: -1 is too low; write a whole number from 0 up to 1000"),
+        ("{name: fast, rank: 1.5}", "f:3: tiers[0].rank: '1.5' is not a whole number; write a whole number from 0 up to 1000"),
+        (f"{{name: fast, rank: {10**20}}}", f"f:3: tiers[0].rank: {10**20} is too high; write a whole number from 0 up to 1000"),
+        (f"{{{FAST}, ttft: 0}}", "f:3: tiers[0].ttft: 0 is too low; write a number above 0 up to 86400"),
+        (f"{{{FAST}, ttft: .nan}}", "f:3: tiers[0].ttft: '.nan' is not a number; write a number above 0 up to 86400"),
+        (f"{{{FAST}, queue: .inf}}", "f:3: tiers[0].queue: '.inf' is not a number; write a number above 0"),
+        (f"{{{FAST}, queue: 1e400}}", "f:3: tiers[0].queue: 1e400 is too high; write a number above 0 up to 86400"),
+        (f"{{{FAST}, share: 1.5}}", "f:3: tiers[0].share: 1.5 is too high; write a number from 0 up to 1"),
+        (f"{{{FAST}, share: -0.1}}", "f:3: tiers[0].share: -0.1 is too low; write a number from 0 up to 1"),
+        (f"{{{FAST}, cold: -1}}", "f:3: tiers[0].cold: -1 is too low; write a number from 0 up to 86400"),
         # which one serves requests that name none
         (f"{{{FAST}, default: true}}, {{{SLOW}, default: true}}", "f:3: tiers[1].default: 'slow' is the default beside 'fast'; keep one default"),
         (f"{{{FAST}, default: true, access: granted}}, {{{SLOW}}}", "f:3: tiers[0].access: 'fast' serves requests that name no tier, and not every project may use it; write open, or default: true at a tier that is"),
@@ -30,6 +46,8 @@ def said(tiers: str, before: str = "") -> list[str]:
         (f"{{{FAST}, access: granted}}", "f:3: tiers: no tier is open, so that nothing serves requests which name none; set access: open at one of them"),
         # waits against objectives and each other
         (f"{{{FAST}, ttft: 3, firstByte: 2.5}}", "f:3: tiers[0].ttft: ttft (3 s) is not within firstByte (2.5 s); lower ttft or raise firstByte"),
+        (f"{{{FAST}, tpot: 30, idle: 20}}", "f:3: tiers[0].tpot: tpot (30 s) is not within idle (20 s); lower tpot or raise idle"),
+        (f"{{{FAST}, tpot: 300}}", "f:3: tiers[0].tpot: tpot (300 s) is not within idle (120 s); lower tpot or raise idle"),
         (f"{{{FAST}, firstByte: 20, total: 10, idle: 5}}", "f:3: tiers[0].firstByte: firstByte (20 s) is not within total (10 s); lower firstByte or raise total: total bounds"),
         (f"{{{FAST}, total: 301, idle: 302}}", "f:3: tiers[0].idle: idle (302 s) is not within total (301 s)"),
         (f"{{{FAST}, firstByte: 2}}", "f:3: tiers[0].firstByte: timeouts.connect (2 s) is not below firstByte (2 s); raise firstByte: connecting is a part of it"),
@@ -44,10 +62,13 @@ def said(tiers: str, before: str = "") -> list[str]:
         # prices
         (f"{{{FAST}, multiplier: -1}}", "f:3: tiers[0].multiplier: '-1' is negative; write a multiplier of 0 or more"),
         (f"{{{FAST}, multiplier: 1.5}}", 'f:3: tiers[0].multiplier: 1.5 is a floating-point number to YAML, which cannot hold most decimal multipliers exactly; write it in quotes: "1.5"'),
+        (f"{{{FAST}, multiplier: 99999}}", "f:3: tiers[0].multiplier: '99999' is not a multiplier; write a decimal string such as \"0.15\" (up to 12 decimals) or a whole number, 9999 at most"),
+        (f"{{{FAST}, multiplier: NaN}}", "f:3: tiers[0].multiplier: 'NaN' is not a multiplier"),
         (f"{{{FAST}, multiplier: '1e1'}}", "f:3: tiers[0].multiplier: '1e1' is not a multiplier; write a decimal string"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_the_only_fault_and_says_its_place(tiers: str, fault: str) -> None:
+    """gateway-api-inference-extension#2262."""
     (only,) = said(tiers)
     assert only.startswith(fault)
 
@@ -70,6 +91,7 @@ def test_what_is_faulty_itself_is_not_blamed_again() -> None:
         "",
         f"{{{FAST}}}",
         f"{{{FAST}, ttft: 2, queue: 2, shed: downgrade, multiplier: '2'}}, {{{SLOW}, multiplier: 2}}",
+        f"{{{FAST}, ttft: 3, queue: 60, shed: shed}}",  # who had an engine before, or takes longer by itself, may wait
         f"{{{FAST}, shed: shed, default: true}}, {{name: default, rank: 1, access: granted, multiplier: 0}}",
         f"{{{FAST}, share: 0.7}}, {{{SLOW}, share: 0.2}}, {{name: c, rank: 9, share: 0.1}}",
         f"{{{FAST}, ttft: 3}}, {{name: slow, rank: 0, ttft: 1, multiplier: 2}}",

@@ -60,7 +60,7 @@ def test_ranks_share_a_port_and_have_events_of_their_own() -> None:
     (pod("e", labels={"forebay.dev/drain": "false"}), {}, ""),
 ], ids=["well", "deleted", "slice says", "both", "not ready", "published", "drained", "not drained"])  # fmt: skip
 def test_who_is_sent_nothing_new(one: Object, of_slice: dict[str, Any], why: str) -> None:
-    """A pod that is going is out whatever its slice says."""
+    """production-stack#601. A pod that is going is out whatever its slice says."""
     assert draining(by_service(one, of_slice=of_slice)) == {"e": why}
 
 

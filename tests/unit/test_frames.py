@@ -158,6 +158,7 @@ def test_events_laid_out_with_spaces_are_understood() -> None:
 
 
 def test_comments_empty_data_and_other_fields_are_dropped() -> None:
+    """openai-python#2722, #3833; llm-gateway#2053, copilot-api#88."""
     noise = b": keep-alive\n\nevent: ping\n\ndata:\n\nid: 4\nevent: message\n" + chunk("a", 1)
     assert events(StreamTransform(view()).feed(noise)) == events(StreamTransform(view()).feed(chunk("a", 1)))
 

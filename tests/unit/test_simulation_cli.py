@@ -73,6 +73,83 @@ def test_a_pool_that_falls_behind_is_called_so(trace: Path) -> None:
     assert "more and more wait" in shown.output
 
 
+TIERS = """
+tiers:
+  - {name: fast, rank: 0, ttft: 2, queue: 2}
+  - {name: plain, rank: 1, ttft: 8, queue: 6, default: true}
+  - {name: batch, rank: 2, queue: 60, shed: shed, share: 0.1}
+"""
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Path:
+    file = tmp_path / "forebay.yaml"
+    file.write_text("apiVersion: forebay.dev/v1" + TIERS)
+    return file
+
+
+def crowded(tmp_path: Path, *tiers: str | None) -> Path:
+    """Three new prompts a second of 512 tokens, for one engine that computes less than two, in these tiers by turns."""
+    lines = []
+    for number in range(240):
+        record = {"timestamp": number * 333, "input_length": 512, "output_length": 4, "hash_ids": [number]}
+        name = tiers[number % len(tiers)]
+        lines.append(json.dumps(record | ({} if name is None else {"tier": name, "tenant": f"of {name}"})))
+    file = tmp_path / "crowd.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+SMALL = ("--replicas", "1", "--prefill-rate", "900", "--kv-tokens", "20000", "--processes", "1")
+
+
+def test_with_tiers_it_tells_what_becomes_of_each(tmp_path: Path, tiers: Path) -> None:
+    trace = crowded(tmp_path, "fast", None, "auto", "batch")  # a quarter, a half, a quarter
+    args = ("--trace", trace, *SMALL, "--policies", "forebay,least-requests", "--tiers", tiers)
+    found = {name: one["tiers"] for name, one in json.loads(run(*args, "--json").stdout)["policies"].items()}
+    for by_tier in found.values():
+        assert {name: one["requests"] for name, one in by_tier.items()} == {"fast": 45, "plain": 90, "batch": 45}
+    ours, theirs = found["forebay"], found["least-requests"]
+    assert ours["fast"]["in_time"] > 0.95
+    assert ours["fast"]["ttft_p95_s"] < 2
+    assert ours["fast"]["refused"] == 0 < ours["batch"]["refused"]
+    assert ours["plain"]["in_time"] + ours["plain"]["refused"] > 0.9
+    assert theirs["fast"]["in_time"] < 0.3
+    assert theirs["batch"]["refused"] == 0
+    table = [line.split()[:3] for line in run(*args).output.splitlines()]
+    assert [line for line in table if line[1:] == ["fast", "45"]] == [[name, "fast", "45"] for name in found]
+
+
+def test_where_the_trace_names_no_tiers_shares_of_it_are_said(tmp_path: Path, tiers: Path) -> None:
+    trace = crowded(tmp_path, None)
+    args = ("--trace", trace, *SMALL, "--policies", "llm-d", "--tiers", tiers, "--json")
+    mixes = ((), ("--mix", "fast=0.25,batch=0.25"), ("--mix", "batch=1"))
+    found = [json.loads(run(*args, *more).stdout)["policies"]["llm-d"]["tiers"] for more in mixes]
+    counts = [{name: one["requests"] for name, one in by_tier.items()} for by_tier in found]
+    assert counts[0] == {"fast": 0, "plain": 180, "batch": 0}
+    assert [round(count / 45) for count in counts[1].values()] == [1, 2, 1]
+    assert counts[2] == {"fast": 0, "plain": 0, "batch": 180}
+
+
+def test_tiers_that_are_not_declared_are_refused_in_a_sentence(tmp_path: Path, tiers: Path) -> None:
+    trace = crowded(tmp_path, "gold")
+    for args, said in (
+        (("--tiers", tiers), "crowd.jsonl names the tier 'gold', which is not declared: there are fast, plain, batch"),
+        (("--tiers", tiers, "--mix", "gold=0.5"), "--mix names the tier 'gold', which is not declared"),
+        (("--tiers", tiers, "--mix", "fast"), "'fast' is no tier and its share, such as batch=0.2"),
+        (("--tiers", tiers, "--mix", "fast=nan"), "shares are from 0 to 1, and 1 together at most"),
+        (("--tiers", tiers, "--mix", "fast=0.6,batch=0.6"), "shares are from 0 to 1, and 1 together at most"),
+        (("--mix", "fast=0.5"), "name the file that declares them with --tiers"),
+        (("--tiers", trace), "not valid YAML"),
+    ):
+        shown = run("--trace", trace, *SMALL, *args)
+        assert shown.exit_code in (1, 2)
+        assert said in " ".join(shown.output.replace("│", " ").split()), shown.output
+    (tmp_path / "none.yaml").write_text("apiVersion: forebay.dev/v1")
+    assert "declares no tiers" in run("--trace", trace, *SMALL, "--tiers", tmp_path / "none.yaml").output
+    assert run("--trace", trace, *SMALL, "--policies", "llm-d").exit_code == 0  # without --tiers, all are alike
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (("--policies", "fastest"), "'fastest' is no policy; choose of forebay, "),
     (("--policies", ","), "name one policy at least"),

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from forebay.router.simulation.formats import read
-from forebay.router.simulation.workload import PRIVATE, Turn, WorkloadError
+from forebay.router.simulation.workload import PRIVATE, Instance, Turn, WorkloadError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
@@ -53,6 +53,22 @@ def test_a_sub_agent_is_called_by_the_turn_before_it_which_is_not_waited_for_twi
     assert call.after_s == pytest.approx(5.0)  # it began at 20 s, the turn had ended at 15 s
     assert found.turns[1].pause_s == pytest.approx(10.0)  # of 95 s, 85 were the sub-agent's
     assert read(tmp_path / "a.jsonl").requests == 3
+
+
+def test_records_may_name_their_tier_and_tenant(tmp_path: Path) -> None:
+    agent = {"t": 9.0, "duration_ms": 1, "agent_id": "agent_1", "requests": [request([7])]}
+    asked = session([request([1]), agent, request([1, 2])], tier="batch", tenant="acme")
+    one, other = read(written(tmp_path / "a.jsonl", asked, session([request([1])], tenant=None))).conversations
+    assert [(one.tier, one.tenant), (other.tier, other.tenant)] == [("batch", "acme"), ("default", "")]
+    called = Instance("x", one).called(one.turns[0].calls[0]).conversation
+    assert (called.tier, called.tenant) == ("batch", "acme")
+    single = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1], "tier": "fast"}
+    assert [one.tier for one in read(written(tmp_path / "b.jsonl", single)).conversations] == ["fast"]
+    table = "TIMESTAMP,ContextTokens,GeneratedTokens,Tier,Tenant\n2026-01-01 00:00:00,9,1,fast,acme\n"
+    (tmp_path / "c.csv").write_text(table)
+    assert [(one.tier, one.tenant) for one in read(tmp_path / "c.csv").conversations] == [("fast", "acme")]
+    with pytest.raises(WorkloadError, match="names are texts"):
+        read(written(tmp_path / "d.jsonl", {**single, "tier": 5}))
 
 
 def test_a_pause_is_bounded_and_a_missing_one_is_none(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_every_request_is_settled_once_and_all_loads_return_to_nought(seed: int)
 @pytest.mark.parametrize("seed", [11, 12])
 @pytest.mark.parametrize("demand_", [1.5, 3.0])
 def test_promises_are_kept_while_demand_is_beyond_what_the_pool_can_do(seed: int, demand_: float) -> None:
+    """gateway-api-inference-extension#1861."""
     print(f"seed {seed}")
     found = figures(play(forebay(), LONG, RATE * demand_, seed), LONG)
     assert found.tiers["interactive"].met >= 0.98

@@ -69,6 +69,7 @@ async def test_what_an_older_program_left_counts_once(tmp_path: Path) -> None:
 
 
 async def test_each_attempt_has_exactly_one_terminal_record(tmp_path: Path) -> None:
+    """litellm#37734, #35958."""
     before = metrics.spool_second_closes._value.get()
     async with running(tmp_path / "a") as spool:
         spool.open(attempt(1))

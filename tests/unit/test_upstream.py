@@ -95,6 +95,7 @@ async def test_an_interim_answer_is_followed_by_the_real_one() -> None:
 
 
 async def test_the_keep_alive_race_is_told_from_a_failure() -> None:
+    """llm-d#1564, vllm#18472."""
     async with server(answering(OK)) as (client, _):  # closes after the first answer, as an idle timer would
         await exchange(client)
         with pytest.raises(UpstreamError) as caught:
@@ -174,6 +175,7 @@ async def test_a_slow_consumer_stops_the_engine_from_sending() -> None:
 
 
 async def test_idle_connections_are_dropped_before_the_engine_drops_them() -> None:
+    """llm-d#1564, vllm#18472."""
     async with server(answering(OK, OK)) as (client, connections):
         await exchange(client)
         client.tick(asyncio.get_running_loop().time() + 60.0)

@@ -57,6 +57,11 @@ class Catalogue:
         return entry
 
 
+def names_of(config: Config) -> dict[str, str]:
+    """Each model's name, by itself and its aliases."""
+    return {name: model.name for model in config.models for name in (model.name, *model.aliases)}
+
+
 def prices_of(config: Config) -> list[Price]:
     """Every price version in the configuration; cached and written input default to the input price."""
     return [

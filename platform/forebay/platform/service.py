@@ -17,7 +17,7 @@ from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
 from forebay.platform.api.prompts import Prompts
-from forebay.platform.catalogue import Catalogue, Entry, prices_of
+from forebay.platform.catalogue import Catalogue, Entry, names_of, prices_of
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
@@ -235,7 +235,7 @@ async def running(
             catalogue=catalogue,
             spool=spool,
             auth=auth,
-            tenancy=Tenancy(engine, hasher, tiers.names),
+            tenancy=Tenancy(engine, hasher, tiers.names, names_of(config)),
             ledger=ledger,
             inferences=inferences,
             limiter=limiter,

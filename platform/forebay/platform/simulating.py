@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from forebay.router.simulation.formats import read
-from forebay.router.simulation.trial import POLICIES, Bounds, Figures, Shape, bounds, figures, run
+from forebay.router.simulation.trial import Bounds, Figures, Shape, bounds, figures, policy, run
 from forebay.router.simulation.workload import Workload
 
 LOOKS_S = 0.2  # between two looks at how far they are
@@ -104,7 +104,7 @@ def _in_process(number: int, trial: Trial) -> Result:
 def _measure(workload: Workload, trial: Trial, told: Callable[[float], None]) -> Result:
     shape = trial.shape
     began = time.process_time()
-    done = run(workload, shape, POLICIES[trial.policy], trial.seed, lambda at: told(min(1.0, at / shape.until_s)))
+    done = run(workload, shape, policy(trial.policy, shape), trial.seed, lambda at: told(min(1.0, at / shape.until_s)))
     cpu_s = time.process_time() - began
     found = Result(trial, figures(done, shape), bounds(workload, done, shape) if trial.bounded else None, cpu_s)
     told(1.0)

@@ -12,10 +12,11 @@ from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.exceptions import ImproperlyConfiguredException
 from litestar.handlers.base import BaseRouteHandler
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 from msgspec import UNSET, Struct, UnsetType
 
+from forebay.platform.api.admin_body import body_of
 from forebay.platform.tenancy.auth import require
 from forebay.platform.tenancy.principal import Scope
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
@@ -87,9 +88,9 @@ class TenantController(Controller):
     path = "/admin/v1/tenants"
     guards = (admins_only,)
 
-    @post("/", operation_id="createTenant")
-    async def create(self, tenancy: Service, data: JSONBody[NewTenant]) -> Tenant:
-        return await tenancy.create_tenant(data.name, data.weight)
+    @post("/", operation_id="createTenant", dependencies=body_of(NewTenant))
+    async def create(self, tenancy: Service, given: NamedDependency[NewTenant]) -> Tenant:
+        return await tenancy.create_tenant(given.name, given.weight)
 
     @get("/", operation_id="listTenants")
     async def index(
@@ -101,9 +102,9 @@ class TenantController(Controller):
     async def show(self, tenancy: Service, tenant_id: Id) -> Tenant:
         return await tenancy.tenant(tenant_id)
 
-    @patch("/{tenant_id:str}", operation_id="changeTenant")
-    async def change(self, tenancy: Service, tenant_id: Id, data: JSONBody[TenantChange]) -> Tenant:
-        return await tenancy.set_weight(tenant_id, data.weight)
+    @patch("/{tenant_id:str}", operation_id="changeTenant", dependencies=body_of(TenantChange))
+    async def change(self, tenancy: Service, tenant_id: Id, given: NamedDependency[TenantChange]) -> Tenant:
+        return await tenancy.set_weight(tenant_id, given.weight)
 
     @delete("/{tenant_id:str}", operation_id="deleteTenant", status_code=200)
     async def remove(self, tenancy: Service, tenant_id: Id) -> Tenant:
@@ -128,9 +129,9 @@ class ProjectController(Controller):
     path = "/admin/v1/tenants/{tenant_id:str}/projects"
     guards = (admins_only,)
 
-    @post("/", operation_id="createProject")
-    async def create(self, tenancy: Service, tenant_id: Id, data: JSONBody[NewProject]) -> Project:
-        return await tenancy.create_project(tenant_id, data.name, data.models, data.tiers)
+    @post("/", operation_id="createProject", dependencies=body_of(NewProject))
+    async def create(self, tenancy: Service, tenant_id: Id, given: NamedDependency[NewProject]) -> Project:
+        return await tenancy.create_project(tenant_id, given.name, given.models, given.tiers)
 
     @get("/", operation_id="listProjects")
     async def index(
@@ -142,10 +143,12 @@ class ProjectController(Controller):
     async def show(self, tenancy: Service, tenant_id: Id, project_id: Id) -> Project:
         return await tenancy.project(project_id, tenant_id)
 
-    @patch("/{project_id:str}", operation_id="changeProject")
-    async def change(self, tenancy: Service, tenant_id: Id, project_id: Id, data: JSONBody[ProjectChange]) -> Project:
-        given = {"models": data.models, "tiers": data.tiers}
-        changes = {name: value for name, value in given.items() if value is not UNSET}
+    @patch("/{project_id:str}", operation_id="changeProject", dependencies=body_of(ProjectChange))
+    async def change(
+        self, tenancy: Service, tenant_id: Id, project_id: Id, given: NamedDependency[ProjectChange]
+    ) -> Project:
+        asked = {"models": given.models, "tiers": given.tiers}
+        changes = {name: value for name, value in asked.items() if value is not UNSET}
         return await tenancy.change_project(project_id, changes, tenant_id)
 
 
@@ -155,13 +158,13 @@ class KeyController(Controller):
     path = "/admin/v1/tenants/{tenant_id:str}/projects/{project_id:str}/keys"
     guards = (admins_only,)
 
-    @post("/", operation_id="createKey")
+    @post("/", operation_id="createKey", dependencies=body_of(NewKey))
     async def create(
-        self, tenancy: Service, tenant_id: Id, project_id: Id, data: JSONBody[NewKey]
+        self, tenancy: Service, tenant_id: Id, project_id: Id, given: NamedDependency[NewKey]
     ) -> Response[IssuedKey]:
         return _once(
             await tenancy.create_key(
-                project_id, tenant_id=tenant_id, name=data.name, scopes=data.scopes, expires_at=data.expires_at
+                project_id, tenant_id=tenant_id, name=given.name, scopes=given.scopes, expires_at=given.expires_at
             )
         )
 
@@ -179,13 +182,17 @@ class KeyController(Controller):
     async def revoke(self, tenancy: Service, tenant_id: Id, project_id: Id, key_id: Id) -> Key:
         return await tenancy.revoke_key(key_id, project_id=project_id, tenant_id=tenant_id)
 
-    @post("/{key_id:str}/rotate", operation_id="rotateKey")
+    @post("/{key_id:str}/rotate", operation_id="rotateKey", dependencies=body_of(Rotation))
     async def rotate(
-        self, tenancy: Service, tenant_id: Id, project_id: Id, key_id: Id, data: JSONBody[Rotation]
+        self, tenancy: Service, tenant_id: Id, project_id: Id, key_id: Id, given: NamedDependency[Rotation]
     ) -> Response[IssuedKey]:
         return _once(
             await tenancy.rotate_key(
-                key_id, grace=data.grace_seconds, expires_at=data.expires_at, project_id=project_id, tenant_id=tenant_id
+                key_id,
+                grace=given.grace_seconds,
+                expires_at=given.expires_at,
+                project_id=project_id,
+                tenant_id=tenant_id,
             )
         )
 
@@ -196,10 +203,10 @@ class AdminKeyController(Controller):
     path = "/admin/v1/admin_keys"
     guards = (admins_only,)
 
-    @post("/", operation_id="createAdminKey")
-    async def create(self, tenancy: Service, data: JSONBody[NewKey]) -> Response[IssuedKey]:
+    @post("/", operation_id="createAdminKey", dependencies=body_of(NewKey))
+    async def create(self, tenancy: Service, given: NamedDependency[NewKey]) -> Response[IssuedKey]:
         return _once(
-            await tenancy.create_admin_key(name=data.name, scopes=data.scopes, expires_at=data.expires_at)
+            await tenancy.create_admin_key(name=given.name, scopes=given.scopes, expires_at=given.expires_at)
         )
 
     @get("/", operation_id="listAdminKeys")
@@ -210,10 +217,10 @@ class AdminKeyController(Controller):
     async def revoke(self, tenancy: Service, key_id: Id) -> Key:
         return await tenancy.revoke_key(await _admin_key(tenancy, key_id))
 
-    @post("/{key_id:str}/rotate", operation_id="rotateAdminKey")
-    async def rotate(self, tenancy: Service, key_id: Id, data: JSONBody[Rotation]) -> Response[IssuedKey]:
+    @post("/{key_id:str}/rotate", operation_id="rotateAdminKey", dependencies=body_of(Rotation))
+    async def rotate(self, tenancy: Service, key_id: Id, given: NamedDependency[Rotation]) -> Response[IssuedKey]:
         admin_key = await _admin_key(tenancy, key_id)
-        return _once(await tenancy.rotate_key(admin_key, grace=data.grace_seconds, expires_at=data.expires_at))
+        return _once(await tenancy.rotate_key(admin_key, grace=given.grace_seconds, expires_at=given.expires_at))
 
 
 ADMIN_CONTROLLERS = (TenantController, ProjectController, KeyController, AdminKeyController)

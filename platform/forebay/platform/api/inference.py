@@ -27,6 +27,7 @@ from forebay.platform.limits.permit import UNLIMITED, Permit
 from forebay.platform.relay import metrics
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft, Receive, Send
+from forebay.platform.relay.nothing import nothing
 from forebay.platform.relay.relay import Relay
 from forebay.platform.relay.upstream_errors import no_router
 from forebay.platform.tenancy.auth import Authenticator, require
@@ -161,6 +162,8 @@ class Inferences:
     async def _run(self, call: Call, client: Client) -> None:
         if call.permit.limited:
             await self._take(call)
+        if call.inference.stream:
+            client.nothing = lambda: nothing(call)
         client.watch()
         await self._relay.run(call, client)
 

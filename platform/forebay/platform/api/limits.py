@@ -4,13 +4,18 @@ A PUT is in place of what there was for that model (`?model=`; without it, for a
 every front door within a second.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from litestar import Controller, delete, get, put
-from litestar.params import JSONBody, QueryParameter
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.handlers.base import BaseRouteHandler
+from litestar.params import QueryParameter
 from msgspec import Struct
 
 from forebay.platform.api.admin import Id, Service, admins_only
+from forebay.platform.api.admin_body import body_of
+from forebay.platform.errors import invalid
 from forebay.platform.limits.rules import ALL_MODELS, Level, Limit, Limits
 from forebay.platform.tenancy import validate
 from forebay.platform.tenancy.service import Tenancy
@@ -33,20 +38,30 @@ class All(Struct, frozen=True):
     object: str = "list"
 
 
+async def one_model(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """A misspelt `model` would change what holds for all of them."""
+    names = [name for name, _ in connection.query_params.multi_items()]
+    reads = connection.scope.get("method") == "GET"
+    if names and (reads or names != ["model"]):
+        takes = "This takes none." if reads else "This takes one, model, and once."
+        problem = f"Unknown parameters: {', '.join(names)[:64]}. {takes}"
+        raise invalid(problem, param=names[-1][:64], code="unknown_parameter")
+
+
 class TenantLimits(Controller):
     path = "/admin/v1/tenants/{tenant_id:str}/limits"
-    guards = (admins_only,)
+    guards = (admins_only, one_model)
 
     @get("/", operation_id="getTenantLimits")
     async def show(self, tenancy: Service, tenant_id: Id) -> All:
         return await _all(tenancy, await _tenant(tenancy, tenant_id))
 
-    @put("/", operation_id="setTenantLimits")
+    @put("/", operation_id="setTenantLimits", dependencies=body_of(Limits))
     async def change(
-        self, tenancy: Service, tenant_id: Id, data: JSONBody[Limits], model: Model = ALL_MODELS
+        self, tenancy: Service, tenant_id: Id, given: NamedDependency[Limits], model: Model = ALL_MODELS
     ) -> Shown:
         owner = await _tenant(tenancy, tenant_id, usable=True)
-        return shown(await tenancy.limits.set(Level.TENANT, owner, data, model))
+        return shown(await tenancy.limits.set(Level.TENANT, owner, given, model))
 
     @delete("/", operation_id="clearTenantLimits", status_code=200)
     async def clear(self, tenancy: Service, tenant_id: Id, model: Cleared = None) -> All:
@@ -55,19 +70,19 @@ class TenantLimits(Controller):
 
 class ProjectLimits(Controller):
     path = "/admin/v1/tenants/{tenant_id:str}/projects/{project_id:str}/limits"
-    guards = (admins_only,)
+    guards = (admins_only, one_model)
 
     @get("/", operation_id="getProjectLimits")
     async def show(self, tenancy: Service, tenant_id: Id, project_id: Id) -> All:
         return await _all(tenancy, (await tenancy.project(project_id, tenant_id)).id)
 
-    @put("/", operation_id="setProjectLimits")
+    @put("/", operation_id="setProjectLimits", dependencies=body_of(Limits))
     async def change(
-        self, tenancy: Service, tenant_id: Id, project_id: Id, data: JSONBody[Limits], model: Model = ALL_MODELS
+        self, tenancy: Service, tenant_id: Id, project_id: Id, given: NamedDependency[Limits], model: Model = ALL_MODELS
     ) -> Shown:
         await _tenant(tenancy, tenant_id, usable=True)
         owner = (await tenancy.project(project_id, tenant_id)).id
-        return shown(await tenancy.limits.set(Level.PROJECT, owner, data, model))
+        return shown(await tenancy.limits.set(Level.PROJECT, owner, given, model))
 
     @delete("/", operation_id="clearProjectLimits", status_code=200)
     async def clear(self, tenancy: Service, tenant_id: Id, project_id: Id, model: Cleared = None) -> All:
@@ -76,13 +91,13 @@ class ProjectLimits(Controller):
 
 class KeyLimits(Controller):
     path = "/admin/v1/tenants/{tenant_id:str}/projects/{project_id:str}/keys/{key_id:str}/limits"
-    guards = (admins_only,)
+    guards = (admins_only, one_model)
 
     @get("/", operation_id="getKeyLimits")
     async def show(self, tenancy: Service, tenant_id: Id, project_id: Id, key_id: Id) -> All:
         return await _all(tenancy, await _key(tenancy, tenant_id, project_id, key_id))
 
-    @put("/", operation_id="setKeyLimits")
+    @put("/", operation_id="setKeyLimits", dependencies=body_of(Limits))
     async def change(
         self,
         tenancy: Service,
@@ -90,12 +105,12 @@ class KeyLimits(Controller):
         project_id: Id,
         key_id: Id,
         *,
-        data: JSONBody[Limits],
+        given: NamedDependency[Limits],
         model: Model = ALL_MODELS,
     ) -> Shown:
         await _tenant(tenancy, tenant_id, usable=True)
         owner = await _key(tenancy, tenant_id, project_id, key_id)
-        return shown(await tenancy.limits.set(Level.KEY, owner, data, model))
+        return shown(await tenancy.limits.set(Level.KEY, owner, given, model))
 
     @delete("/", operation_id="clearKeyLimits", status_code=200)
     async def clear(

@@ -91,7 +91,7 @@ def decode(api: str, body: bytes, prior: Prior | None = None) -> tuple[Inference
 
 def _decode(api: str, text: bytes, body: bytes, prior: Prior | None) -> tuple[Inference, Source]:
     _bound(text, prior)
-    members = _parse(text)
+    members = parse(text)
     _check_names(api, members)
     try:
         request = msgspec.convert(members, TYPES[api])
@@ -230,7 +230,8 @@ def _check_chat(request: fields.ChatRequest, prior: Prior | None) -> None:
             )
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, Any]:
+    """A strict JSON object: no member twice, no NaN. Raises `ApiError` 400."""
     try:
         members = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True, cache_mode="keys")
     except ValueError as error:

@@ -26,7 +26,7 @@ class Number(click.ParamType[int | str]):
         if text == _NONE:
             return _NONE
         number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
-        if not (number.isascii() and number.isdigit()) or int(number) * unit > MOST:
+        if not (number.isascii() and number.isdigit()) or len(number) > 13 or int(number) * unit > MOST:
             self.fail(f"{value!r} is not a number from 0 to {MOST}, or none", param, ctx)
         return int(number) * unit
 
@@ -63,9 +63,10 @@ def limits_set(
 
     async def change(tenancy: Tenancy) -> list[Limit]:
         level, owner = await _find(tenancy, reference)
+        named = tenancy.limits.named(model)
         before = {one.model: one.limits for one in await tenancy.limits.of(owner)}
-        new = msgspec.structs.replace(before.get(model, Limits()), **wanted)
-        await tenancy.limits.set(level, owner, new, model)
+        new = msgspec.structs.replace(before.get(named, Limits()), **wanted)
+        await tenancy.limits.set(level, owner, new, named)
         return await tenancy.limits.of(owner)
 
     _show(on_tenancy(path, change), as_json)

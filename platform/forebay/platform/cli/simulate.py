@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from forebay.platform.cli import plot, show
+from forebay.platform.cli import plot, show, simulate_tiers
 from forebay.platform.simulating import Result, Trial, TrialsError
 from forebay.platform.simulating import simulate as run_all
 from forebay.router.simulation.formats import read
@@ -54,6 +54,14 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--live", type=_POSITIVE, help=f"Conversations under way, for traces without times. Default: {LIVE_EACH} a replica."
 )
+@click.option(
+    "--tiers", "tiers_of", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FOREBAY.YAML",
+    help="Requests are of the tiers that this configuration declares.",
+)  # fmt: skip
+@click.option(
+    "--mix", type=simulate_tiers.Mix(), default="",
+    help="Shares of conversations by tier, where the trace names none: batch=0.2,… The rest is of the default.",
+)  # fmt: skip
 @click.option("--policies", type=_Policies(), default=",".join(POLICIES), help="Comma-separated. Default: all.")
 @click.option(
     "--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs of each, to be averaged."
@@ -66,6 +74,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 def simulate(
     path: Path, *, replicas: int, prefill_rate: float, kv_tokens: int, live: float | None, policies: tuple[str, ...],
     seeds: int, seconds: float | None, warm_up: float | None, processes: int | None, svg: Path | None, as_json: bool,
+    tiers_of: Path | None, mix: dict[str, float],
 ) -> None:  # fmt: skip
     """Compare ways of routing on a recorded workload: time to first token, and the share of prompts found in caches.
 
@@ -76,7 +85,9 @@ def simulate(
     warm_s = seconds * WARM_SHARE if warm_up is None else warm_up
     if warm_s >= seconds:
         raise click.BadParameter(f"must be under the {seconds:g} s of the simulation", param_hint="--warm-up")
-    shape = Shape(replicas, prefill_rate, kv_tokens, live or LIVE_EACH * replicas, warm_s, seconds)
+    tiers = simulate_tiers.declared(tiers_of, mix, workload)
+    live = live or LIVE_EACH * replicas
+    shape = Shape(replicas, prefill_rate, kv_tokens, live, warm_s, seconds, tiers=tiers, mix=mix)
     trials = [
         Trial(policy, shape, seed + 1, bounded=policy == policies[0]) for policy in policies for seed in range(seeds)
     ]
@@ -144,6 +155,8 @@ def _tell(workload: Workload, shape: Shape, by_policy: dict[str, list[Result]]) 
             f"{_mean(results, 'requests'):,.0f}", "" if steady else "more and more wait",
         )  # fmt: skip
     show.wide().print(table)
+    if shape.tiers is not None:
+        simulate_tiers.tell(by_policy)
     infinite, clairvoyant = _bounds(by_policy)
     click.echo(
         f"\nReuse cannot be above {infinite:.1%}, with caches without end; or {clairvoyant:.1%}, with one cache of all "
@@ -161,6 +174,7 @@ def _plain(workload: Workload, shape: Shape, seeds: int, by_policy: dict[str, li
         "policies": {
             name: {key: _mean(results, key) for key in (*_FIGURES, "requests", "unbegun")}
             | {"steady": all(one.figures.steady for one in results)}
+            | ({} if shape.tiers is None else {"tiers": simulate_tiers.means(results)})
             for name, results in by_policy.items()
         },
     }  # fmt: skip

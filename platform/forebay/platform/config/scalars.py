@@ -69,6 +69,8 @@ def _boolean(found: Any, raw: str, kind: inspect.BoolType, hint: Hint) -> bool:
 
 def _number(found: Any, raw: str, kind: inspect.IntType | inspect.FloatType, hint: Hint) -> float | int:
     whole = isinstance(kind, inspect.IntType)
+    if whole and re.fullmatch(r"[-+]?[0-9]{19,}", raw):  # a float to YAML here
+        raise WrongError(f"{raw[:60]} is too {'low' if raw[0] == '-' else 'high'}", f"write {expected(kind, hint)}")
     if isinstance(found, bool) or not isinstance(found, int if whole else int | float):
         what = f"{quoted(raw, hint)} is not a {'whole ' if whole else ''}number"
         raise WrongError(what, f"write {_measured(raw, whole) or expected(kind, hint)}")
@@ -140,12 +142,14 @@ def expected(kind: inspect.Type, hint: Hint) -> str:
             return f"a {'whole ' if isinstance(kind, inspect.IntType) else ''}number{low}{high}"
         case inspect.StructType():
             return f"a mapping with keys such as {', '.join(field.encode_name for field in kind.fields[:3])}"
+        case inspect.DecimalType():
+            most = f", {hint['maximum']} at most" if "maximum" in hint else ""
+            return f'a decimal string such as "0.15" (up to 12 decimals) or a whole number{most}'
     return _EXPECTED.get(type(kind), "text")
 
 
 _EXPECTED = {
     inspect.BoolType: "true or false",
-    inspect.DecimalType: 'a decimal string such as "0.15" (up to 12 decimals) or a whole number',
     inspect.DateTimeType: "an instant with a time zone such as 2026-01-01T00:00:00Z",
     inspect.VarTupleType: "a list",
 }
@@ -173,5 +177,7 @@ def _measured(raw: str, whole: bool) -> str | None:
     if not found or found[2].lower() not in _UNITS:
         return None
     amount = float(found[1]) * _UNITS[found[2].lower()]
+    if whole and not amount.is_integer():
+        return None
     unit = "" if not found[2] else " (bytes)" if whole else " (seconds)"
     return f"{int(amount) if amount.is_integer() else amount}{unit} without quotes"

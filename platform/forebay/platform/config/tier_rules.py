@@ -44,6 +44,7 @@ def _waits(path: Path, tier: Data, general: Data | None, report: Report) -> None
                 report.fault(given, f"{low} ({below:g} s) is not within {high} ({above:g} s)",
                              f"lower {low} or raise {high}: {why}")  # fmt: skip
 
+    within("tpot", tier["tpot"], "idle", bound("idle"), "a pause would end the stream before the objective is missed")
     ttft, first_byte, total = tier["ttft"], bound("firstByte"), bound("total")
     within("ttft", ttft, "firstByte", first_byte, "the engine would be given up on before the objective is missed")
     within("firstByte", first_byte, "total", total, "total bounds the whole attempt")

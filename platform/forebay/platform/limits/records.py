@@ -1,5 +1,6 @@
 """Limits in Postgres: what the admin API and the CLI read and set. Refusals are ApiErrors."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Row, Table, Text, delete, s
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from forebay.platform.config.nearest import nearest
 from forebay.platform.errors import invalid
 from forebay.platform.limits.rules import ALL_MODELS, MOST, Kind, Level, Limit, Limits
 from forebay.platform.stores.database import reachable
@@ -28,8 +30,10 @@ _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")  # as in all c
 class LimitRecords:
     """Whether a key, project or tenant exists is asked of `Tenancy` before."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, models: Mapping[str, str]) -> None:
+        """`models`: those of the catalogue by name and alias; without any, no name is looked at."""
         self._engine = engine
+        self._models = models
 
     async def of(self, *owners: str) -> list[Limit]:
         statement = select(_limits).where(_limits.c.owner.in_(owners)).order_by(_limits.c.level, _limits.c.model)
@@ -39,15 +43,18 @@ class LimitRecords:
 
     async def set(self, level: Level, owner: str, limits: Limits, model: str = ALL_MODELS) -> Limit:
         """In place of what it had for that model. Limits that are all None are none."""
+        model = self.named(model)
         if not limits:
             await self.clear(owner, model)
             return Limit(level, owner, model, limits)
+        if model and self._models and model not in self._models:
+            near, names = nearest(model, list(self._models)), ", ".join(sorted(set(self._models.values())))
+            hint = f"did you mean {near}?" if near else f"the models are {names}"
+            raise invalid(f"there is no model {model[:64]!r}; {hint}", param="model", code="invalid_model")
         values = msgspec.to_builtins(limits)
         for name, value in values.items():
             if value is not None and not 0 <= value <= MOST:
                 raise invalid(f"{name} is between 0 and {MOST}, or null for unlimited", param=name)
-        if not len(model) <= 128 or not (model.isprintable() or not model):
-            raise invalid("a model's name has up to 128 printable characters", param="model")
         statement = insert(_limits).values(owner=owner, level=level.value, model=model, **values)
         with reachable():
             async with self._engine.begin() as db:
@@ -62,11 +69,17 @@ class LimitRecords:
         """Of one model, or with None of all."""
         statement = delete(_limits).where(_limits.c.owner == owner)
         if model is not None:
-            statement = statement.where(_limits.c.model == model)
+            statement = statement.where(_limits.c.model == self.named(model))
         with reachable():
             async with self._engine.begin() as db:
                 await db.execute(_LOCK)
                 await db.execute(statement)
+
+    def named(self, model: str) -> str:
+        """By the catalogue's name: limits for an alias would hold for nothing."""
+        if len(model) > 128 or not model.isprintable():
+            raise invalid("a model's name has up to 128 printable characters", param="model")
+        return self._models.get(model, model)
 
 
 async def inherit(db: AsyncConnection, old: str, new: str) -> None:

@@ -10,6 +10,7 @@ from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
 
 BODY_TIMEOUT_S = 60.0
 PIECE = 1 << 14  # bytes that are handed to the server at once: it holds some ten pieces for one who does not read
+SILENT_S = 60.0  # of nothing but comments, after which one is an event: some clients' idle timers pass over comments
 BLOCKED_S = 1.0  # a write that takes longer is told of
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -45,6 +46,8 @@ class Client:
         self._reading_since: float | None = None
         self._writing_since: float | None = None
         self._late = False
+        self.nothing: Callable[[], bytes] | None = None  # makes an event that says nothing
+        self._silent_since: float | None = None  # by the first comment since something was said
         self.on_left: Callable[[], None] | None = None
         self.hold: Callable[[int], None] = _nothing  # told of bytes that are about to be kept; raises `ApiError`
         self.debug_headers: Headers = []
@@ -119,6 +122,7 @@ class Client:
     async def write(self, data: bytes) -> None:
         """Part of a stream. A tenant that has left is noticed by `on_left`, not by an exception."""
         self.answered = True
+        self._silent_since = None
         if len(data) <= PIECE:
             await self._emit({"type": "http.response.body", "body": data, "more_body": True})
             return
@@ -126,9 +130,14 @@ class Client:
             await self._emit({"type": "http.response.body", "body": data[at : at + PIECE], "more_body": True})
 
     async def heartbeat(self) -> None:
-        """A comment that keeps idle proxies and clients from giving up; SDKs skip it."""
+        """A comment that keeps idle proxies and clients from giving up; SDKs skip it. Once in a while an event."""
         await self.start_stream()
-        await self._emit({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+        body, now = HEARTBEAT, time.perf_counter()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif self.nothing is not None and now - self._silent_since >= SILENT_S:
+            body, self._silent_since = self.nothing(), now
+        await self._emit({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end_stream(self) -> None:
         self.ended = True

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from forebay.platform.catalogue import names_of
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.stores.database import create_engine
@@ -18,6 +19,6 @@ async def opened(config: Config, postgres_url: str) -> AsyncIterator[Tenancy]:
     engine = create_engine(postgres_url)
     try:
         await migrate(engine)
-        yield Tenancy(engine, Hasher(secrets_of(config, "key-hash")), table_of(config).names)
+        yield Tenancy(engine, Hasher(secrets_of(config, "key-hash")), table_of(config).names, names_of(config))
     finally:
         await engine.dispose()

@@ -6,6 +6,7 @@ way they cannot deadlock. Refusals are ApiErrors, and so is a database that is a
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,13 +30,19 @@ _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
 class Tenancy:
-    def __init__(self, engine: AsyncEngine, hasher: Hasher, tiers: Sequence[str] = (DEFAULT,)) -> None:
-        """`tiers`: the names of those that are declared."""
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        hasher: Hasher,
+        tiers: Sequence[str] = (DEFAULT,),
+        models: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`tiers`: the names of those that are declared. `models`: see `LimitRecords`."""
         self._engine = engine
         self._hasher = hasher
         self._tiers = tiers
         self._ledger = Ledger(engine)
-        self.limits = LimitRecords(engine)
+        self.limits = LimitRecords(engine, models)
 
     # Tenants
 

@@ -22,9 +22,9 @@ Make = Callable[[Sequence[Engine], Send, int], Policy]
 
 
 class Run(Struct):
-    """What became of what was asked. `requests`: those of the measured part that began. `unbegun_s`: what the others of
-    that part had waited when it ended. `served`: all that began, in that order. `waiting`: (time, requests not begun)
-    over the measured part."""
+    """What became of what was asked. `requests`: those of the measured part that began, without those that went on
+    where another was stopped. `unbegun_s`: what the others of that part had waited when it ended. `served`: all that
+    began, in that order. `waiting`: (time, requests not begun) over the measured part."""
 
     requests: list[Request]
     unbegun_s: list[float]
@@ -162,8 +162,8 @@ class Fleet:
 
     def _told(self, waiting: list[tuple[float, int]]) -> Run:
         return Run(
-            [one for one in self._served if self._counts(one)],
-            [self.now - one.asked_at for one in self._unbegun.values() if self._counts(one)],
+            [one for one in self._served if self._counts(one) and one.first_at == one.began_at],
+            [self.now - one.asked_at for one in self._unbegun.values() if self._counts(one) and not one.first_at],
             self._served,
             waiting,
             sum(engine.busy_s for engine in self.engines),

@@ -18,6 +18,7 @@ import numpy as np
 
 from forebay.router.simulation.blocks import Blocks
 from forebay.router.simulation.workload import PRIVATE, Call, Conversation, Turn, Workload, WorkloadError
+from forebay.router.tiers import DEFAULT
 
 LONGEST_PAUSE_S = 600.0  # between two turns; who pauses for longer has left, for a cache
 _AZURE_BLOCK, _MOONCAKE_BLOCK = 16, 512
@@ -98,7 +99,9 @@ def _agents(name: str, sessions: Iterable[_Record]) -> Workload:
         if session["block_size"] != block:
             raise ValueError(f"session {session['id']} has blocks of {session['block_size']} tokens, others of {block}")
         names = 1 + max((max(one["hash_ids"], default=0) for one in _requests(session)), default=0)
-        found.append(Conversation(str(session["id"]), _turns(session, block, shared), None, names))
+        tier, tenant = _whose(session)
+        turns = _turns(session, block, shared)
+        found.append(Conversation(str(session["id"]), turns, None, names, tier, tenant))
     return Workload(name, block or 64, found)
 
 
@@ -179,7 +182,7 @@ def _mooncake(name: str, requests: Iterable[_Record]) -> Workload:
     for number, one in enumerate(requests):
         blocks = np.array([names.setdefault(block, len(names)) for block in one["hash_ids"]], np.int64)
         turn = Turn(blocks, max(1, int(one["input_length"])), max(1, int(one["output_length"])))
-        found.append(Conversation(str(number), [turn], float(one["timestamp"]) / 1000))
+        found.append(Conversation(str(number), [turn], float(one["timestamp"]) / 1000, 0, *_whose(one)))
     return Workload(name, _MOONCAKE_BLOCK, _from_zero(found))
 
 
@@ -190,8 +193,17 @@ def _azure(text: str) -> Iterator[Conversation]:
         tokens, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
         blocks = first + np.arange(tokens // _AZURE_BLOCK, dtype=np.int64)
         first += len(blocks)
-        found.append(Conversation(str(number), [Turn(blocks, tokens, output)], at))
+        found.append(Conversation(str(number), [Turn(blocks, tokens, output)], at, 0, *_whose(row)))
     yield from _from_zero(found)
+
+
+def _whose(record: _Record) -> tuple[str, str]:
+    """The tier and the tenant that a record names; in a table, with a capital."""
+    tier = record.get("tier", record.get("Tier")) or DEFAULT
+    tenant = record.get("tenant", record.get("Tenant")) or ""
+    if not (isinstance(tier, str) and isinstance(tenant, str)):
+        raise TypeError(f"tier {tier!r} of tenant {tenant!r}: names are texts")
+    return tier, tenant
 
 
 def _from_zero(found: list[Conversation]) -> list[Conversation]:

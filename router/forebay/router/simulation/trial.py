@@ -1,5 +1,6 @@
 """One simulation, from a workload and the shape of a pool to figures (pure)."""
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,9 @@ from forebay.router.simulation.engine import EngineSpec, Request
 from forebay.router.simulation.fleet import GRACE_S, Fleet, Make, Run
 from forebay.router.simulation.live import Forebay
 from forebay.router.simulation.policies import OTHERS
+from forebay.router.simulation.tiered import OfTier, by_tier, dealt
 from forebay.router.simulation.workload import Workload, own
+from forebay.router.tiers import Tiers
 
 POLICIES: dict[str, Make] = {"forebay": Forebay, **OTHERS}
 CHUNK, LONGEST_CHUNK_S = 2048, 0.35  # tokens of prefill in a step; fewer on an engine that would take longer for them
@@ -24,7 +27,8 @@ CROWD = 2  # for each engine that may wait in any third: what waits longer finds
 class Shape(Struct, frozen=True):
     """A pool and what comes to it. `prefill`: tokens a second of each engine. `capacity`: tokens of each one's cache.
     `live`: conversations under way on average, for workloads without times; of those with times, each beginning is
-    moved by up to `jitter_s` seconds. What is asked from `warm_s` to `until_s` counts."""
+    moved by up to `jitter_s` seconds. What is asked from `warm_s` to `until_s` counts. `tiers`: those that are
+    declared; `mix`: the shares of conversations that name none."""
 
     replicas: int
     prefill: float
@@ -33,6 +37,8 @@ class Shape(Struct, frozen=True):
     warm_s: float
     until_s: float
     jitter_s: float = 0.0
+    tiers: Tiers | None = None
+    mix: dict[str, float] = {}
 
     def engine(self, block: int) -> EngineSpec:
         chunk = min(CHUNK, max(block, round(self.prefill * LONGEST_CHUNK_S)))
@@ -55,6 +61,7 @@ class Figures(Struct, frozen=True):
     waited: tuple[float, float, float]
     replicas: int
     ttft_percentiles_s: list[float]  # the 0th to the 100th
+    tiers: dict[str, OfTier]
 
     @property
     def steady(self) -> bool:
@@ -77,8 +84,15 @@ class UnservedError(Exception):
 
 def come(workload: Workload, shape: Shape, seed: int) -> list[Arrival]:
     if workload.timed:
-        return recorded(workload, jitter_s=shape.jitter_s, seed=seed)
-    return arrivals(workload, live=shape.live, until=shape.until_s + GRACE_S, seed=seed)
+        found = recorded(workload, jitter_s=shape.jitter_s, seed=seed)
+    else:
+        found = arrivals(workload, live=shape.live, until=shape.until_s + GRACE_S, seed=seed)
+    return found if shape.tiers is None else dealt(found, shape.tiers, shape.mix, seed)
+
+
+def policy(name: str, shape: Shape) -> Make:
+    """Only our own knows tiers."""
+    return POLICIES[name] if name != "forebay" else functools.partial(Forebay, tiers=shape.tiers)
 
 
 def run(
@@ -109,6 +123,7 @@ def figures(run: Run, shape: Shape) -> Figures:
         waited=(_mean(thirds[0]), _mean(thirds[1]), _mean(thirds[2])),
         replicas=shape.replicas,
         ttft_percentiles_s=percentiles,
+        tiers={} if shape.tiers is None else by_tier(run, shape.tiers, (shape.warm_s, shape.until_s)),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from forebay.router.simulation.blocks import Blocks
 from forebay.router.tiers import DEFAULT
@@ -84,7 +85,10 @@ class Instance(Struct, frozen=True):
         )
 
     def called(self, call: Call) -> "Instance":
-        return Instance(f"{self.name}/{call.conversation.name}", call.conversation, self.offset)
+        """In its caller's tier."""
+        mine = self.conversation
+        conversation = replace(call.conversation, tier=mine.tier, tenant=mine.tenant)
+        return Instance(f"{self.name}/{conversation.name}", conversation, self.offset)
 
 
 def own(blocks: Blocks, offset: int) -> Blocks:
