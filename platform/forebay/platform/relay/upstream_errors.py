@@ -98,9 +98,11 @@ def drained() -> ApiError:
 
 
 def silent(reason: str = "") -> ApiError:
-    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere."""
+    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere; or the
+    request has had all its time."""
     metadata = {"reason": reason} if reason else None
-    return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error", metadata=metadata)
+    message = "The answer took longer than it may." if reason == "total" else "The engine did not answer in time."
+    return ApiError(504, TIMEOUT, message, type="server_error", metadata=metadata)
 
 
 CUT: Mapping[str, Callable[[str], ApiError]] = {TIMEOUT: silent, "preempted": preempted}  # else it was `lost`
