@@ -1,12 +1,14 @@
 """An engine that dies in the middle of an answer costs a pause: another one goes on with it, and it is billed once."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from forebay.router import Ask, Placed, Result, Router
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.eventually import eventually
@@ -31,8 +33,6 @@ from tests.integration.failing import (
 )
 from tests.integration.observed import counters, ledger, unbooked
 from tests.integration.test_broken_engines import replaced
-
-THINKS = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif")
 
 
 @pytest.fixture
@@ -127,41 +127,6 @@ async def test_a_whole_answer_is_begun_anew(open_door: OpenDoor) -> None:
         failed, answered = await chain(door, response)
         assert (failed["status"], failed["billable_output"]) == ("failed", 0)
         assert (answered["status"], answered["billable_output"]) == ("completed", 300)
-
-
-UNCONTINUED: dict[str, tuple[str, dict[str, Any]]] = {
-    "choices": (CHAT, {"n": 2, "temperature": 1}),
-    "logprobs": (CHAT, {"logprobs": True}),
-    "structured_output": (CHAT, {"response_format": {"type": "json_object"}}),
-    "penalties": (CHAT, {"frequency_penalty": 0.5}),
-    "prompts": (TEXT, {"prompt": ["a", "b"]}),
-    "token_ids": (TEXT, {"prompt": [104, 105, 106]}),
-    "suffix": (TEXT, {"prompt": "a", "suffix": "b"}),
-}
-
-
-@pytest.mark.parametrize("reason", UNCONTINUED)
-async def test_what_cannot_be_continued_ends_in_words_and_is_not_billed(
-    open_door: OpenDoor, model: dict[str, str], reason: str
-) -> None:
-    path, members = UNCONTINUED[reason]
-    async with pair(open_door, DIES, model=model) as (dying, _, door):
-        request = body(**members)
-        if path == TEXT:
-            del request["messages"]
-        response = await until_asked(door, dying, path, request)
-        error = events(response.text)[-1]["error"]
-        assert (error["code"], error["metadata"]) == ("engine_lost", {"reason": reason})
-        (record,) = await chain(door, response)
-        assert record["status"] == "failed"
-        assert not any(billed([record]).values())
-        assert record["engine_output"] > 0
-
-
-async def test_a_template_that_does_not_continue_exactly_is_not_relied_on(open_door: OpenDoor, tmp_path: Path) -> None:
-    async with pair(open_door, DIES, model=known_template(tmp_path, THINKS)) as (dying, _, door):
-        response = await until_asked(door, dying, CHAT, body())
-        assert events(response.text)[-1]["error"]["metadata"] == {"reason": "template"}
 
 
 async def test_if_the_next_engine_is_lost_too_a_third_goes_on(open_door: OpenDoor, model: dict[str, str]) -> None:
@@ -300,6 +265,37 @@ async def test_a_request_that_is_stopped_before_its_first_byte_is_answered_all_t
         assert [r["error"] for r in records] == ["preempted", None]
         assert billed(records)["output"] == 40
         assert sum(billed(records[:1]).values()) == 0
+
+
+class Hasty:
+    """A router whose order to stop a request comes together with its place."""
+
+    def __init__(self, router: Router, tell: Callable[[int], None]) -> None:
+        self._router = router
+        self._tell = tell
+        self._told = False
+
+    async def place(self, ask: Ask) -> Result:
+        placed = await self._router.place(ask)
+        if isinstance(placed, Placed) and not self._told:
+            self._told = True
+            self._tell(placed.booking)
+        return placed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router, name)
+
+
+async def test_an_order_to_stop_that_comes_with_the_placement_is_heard(open_door: OpenDoor) -> None:
+    """Else it would be told once, and wait for ever to be obeyed."""
+    async with EngineDouble(PACE) as engine, open_door(engine) as door:
+        relay = door.service.inferences._relay
+        relay._means.router = Hasty(relay._means.router, relay.evict)
+        response = await door.http.post(CHAT, json=body())
+        assert not any("error" in event for event in events(response.text))
+        records = await chain(door, response)
+        assert [(r["status"], r["error"]) for r in records] == [("failed", "preempted"), ("completed", None)]
+        assert unbooked(door)
 
 
 async def test_an_answer_that_is_stopped_and_cannot_go_on_says_so(open_door: OpenDoor) -> None:

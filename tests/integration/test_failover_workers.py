@@ -97,9 +97,9 @@ async def by_request(database: str, requests: int) -> dict[str, list[dict[str, A
         ended = all(its[-1]["status"] != "continued" and len(its) == its[-1]["attempt"] for its in chains.values())
         return chains if ended and len(chains) == requests else None
 
-    chains = await eventually(all_ended, 15.0, every=0.1)
-    assert chains is not None
-    return chains
+    found: dict[str, list[dict[str, Any]]] | None = await eventually(all_ended, 15.0, every=0.1)
+    assert found is not None
+    return found
 
 
 async def on_both_workers(door: Door, begun: Callable[[int], "asyncio.Task[httpx.Response]"]) -> list[Any]:
@@ -162,8 +162,8 @@ async def test_streams_of_both_workers_go_on_when_their_engine_dies(open_door: O
 
 async def test_what_cannot_go_on_ends_in_words_and_is_not_billed(open_door: OpenDoor, database: str) -> None:
     async with EngineDouble(PACE, faults=(DIES,)) as engine, open_door(engine) as door:
-        for members, reason in (({"logprobs": True}, "logprobs"), ({}, "no_endpoint")):
-            error = events((await ask(door, body(**members))).text)[-1]["error"]
+        for request, reason in ((body(logprobs=True), "logprobs"), (body(), "no_endpoint")):
+            error = events((await ask(door, request)).text)[-1]["error"]
             assert (error["code"], error["metadata"]) == ("engine_lost", {"reason": reason})
         for (record,) in (await by_request(database, 2)).values():
             assert (record["status"], record["terminated_by"]) == ("failed", "engine")

@@ -293,9 +293,8 @@ class Exchange:
         elif begun or hangs:  # nobody else will answer it
             self._ending.blame(str(error))
         self.hung = hangs
-        await self._ending.fail(
-            upstream_errors.for_exception(error), retry=begun or not hangs, suspicion=str(error)
-        )
+        told = upstream_errors.silent("" if begun else "first_byte") if hangs else upstream_errors.broken()
+        await self._ending.fail(told, retry=begun or not hangs, suspicion=str(error))
 
     # -- taken away
 

@@ -3,9 +3,10 @@ tenant has seen nothing, and going on with the answer when it has."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from forebay.metering import Spool
 from forebay.platform.errors import ApiError
@@ -31,10 +32,12 @@ log = logging.getLogger(__name__)
 MAX_GONE = 8  # endpoints that one request may be given although they are not known here
 MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
 MAX_MOVES = 8  # times that it may be taken away from an engine
+MOST_EARLY = 64
 
 
 class Means(Struct):
-    """What all requests of a front door share. `live` are the attempts at work, by their booking."""
+    """What all requests of a front door share. `live` are the attempts at work, by their booking; `early` are bookings
+    that were to be stopped when it was not known yet who has them, or not any more."""
 
     router: Router
     spool: Spool
@@ -45,6 +48,7 @@ class Means(Struct):
     continuations: Budget  # apart: requests that no engine can answer do not end answers that have begun
     resumer: Resumer
     live: dict[int, Exchange]
+    early: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
 
 
 class Journey:
@@ -165,6 +169,7 @@ class Journey:
     def _stays(self, reason: str, retry: TryElsewhere) -> bool:
         if isinstance(retry, CutOff):
             CONTINUATIONS.labels(why=_why(retry), outcome=reason).inc()
+        if isinstance(retry, CutOff) or self._chain.cut_short:
             self._failure = self._lost(reason)
         return False
 
@@ -241,6 +246,8 @@ class Journey:
             means.router.ended(placed.booking, Outcome())
             raise
         means.live[placed.booking] = exchange
+        if placed.booking in means.early:
+            exchange.take(upstream_errors.preempted())
         try:
             await exchange.run()
         except ApiError as error:

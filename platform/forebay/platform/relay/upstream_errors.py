@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from forebay.platform.errors import ApiError, invalid, retry_headers, unavailable
 from forebay.platform.relay.call import Call
-from forebay.router import Refused, UpstreamError, Why
+from forebay.router import Refused, Why
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
@@ -52,13 +52,6 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
     if status in (401, 403, 404):  # our credentials or our configuration, nothing the tenant did
         return Refusal(broken(), retry=True, endpoint_fault=True)
     return Refusal(broken(), retry=True, endpoint_fault=status >= 500)
-
-
-def for_exception(error: UpstreamError) -> ApiError:
-    """The exchange itself failed."""
-    if error.kind == "timeout":
-        return silent()
-    return broken()
 
 
 def broken() -> ApiError:
