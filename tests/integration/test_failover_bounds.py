@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from forebay.platform.limits.rules import Level
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk
@@ -34,7 +35,9 @@ from tests.integration.failing import (
     until_asked,
 )
 from tests.integration.observed import unbooked
+from tests.integration.test_limits import tenant
 from tests.integration.test_tiers import steered
+from tests.integration.test_waiting import wait_until
 
 HANGS = Fault(kind="hang", after=9, path="/v1/chat", stream=True)
 NOTHING = dict.fromkeys(CLASSES, 0)
@@ -131,6 +134,34 @@ async def test_an_answer_is_echoed_and_billed_in_one_tier_however_many_engines_g
             ("fast", "slow", Decimal("0.5"))
         }
         assert [(ask.tier, ask.promised) for ask in heard.asks[-2:]] == [("fast", False), ("slow", True)]
+
+
+# -- its limits
+
+
+async def test_an_answer_that_waits_again_is_not_counted_as_waiting_nor_ended_by_that_limit(
+    open_door: OpenDoor, model: dict[str, str]
+) -> None:
+    busy = msgspec.structs.replace(PACE, prefill_rate=1_000.0)
+    async with EngineDouble(busy) as engine, open_door(engine, model=model) as door:
+        who = await tenant(door)
+        await who.limit(Level.KEY, queued_requests=1)
+        relay = door.service.inferences._relay
+        mine = asyncio.create_task(who.chat(stream=True, temperature=0, max_tokens=100))
+        await eventually(lambda: any(one.begun for one in relay._means.live.values()))
+        other = asyncio.create_task(door.chat("word " * 3_000, max_tokens=1, stream=True))
+        await eventually(lambda: engine.scheduler.in_flight == 2)
+        for booking in [booking for booking, one in relay._means.live.items() if one.begun]:
+            relay.evict(booking)
+        await wait_until(door, 1)
+        newcomer = asyncio.create_task(who.chat("word " * 1_000, stream=True))
+        await wait_until(door, 2)
+        refused = await who.chat()
+        assert refused.json()["error"]["metadata"]["limit"] == "queued_requests"
+        for answer in await asyncio.gather(mine, newcomer, other):
+            assert answer.status_code == 200
+            assert not any("error" in event for event in events(answer.text))
+        assert said(events(mine.result().text)) == said(await plain(engine, CHAT, body(max_tokens=100)))
 
 
 # -- its attempts
