@@ -35,12 +35,13 @@ from tests.integration.failing import (
     until_asked,
 )
 from tests.integration.observed import unbooked
-from tests.integration.test_limits import tenant
+from tests.integration.test_limits import closed_clients, tenant
 from tests.integration.test_tiers import steered
 from tests.integration.test_waiting import wait_until
 
 HANGS = Fault(kind="hang", after=9, path="/v1/chat", stream=True)
 NOTHING = dict.fromkeys(CLASSES, 0)
+__all__ = ["closed_clients"]  # of tenants with limits, after each test
 
 
 @pytest.fixture
