@@ -1,117 +1,44 @@
 """An engine that dies in the middle of an answer costs a pause: another one goes on with it, and it is billed once."""
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from tokenizers import pre_tokenizers
 
+from forebay.router import Ask, Placed, Result, Router
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
-from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
+from tests.integration.failing import (
+    CHAT,
+    CHATML,
+    CLASSES,
+    DIES,
+    PACE,
+    TEXT,
+    billed,
+    body,
+    chain,
+    events,
+    known_template,
+    pair,
+    plain,
+    said,
+    until_asked,
+)
 from tests.integration.observed import counters, ledger, unbooked
 from tests.integration.test_broken_engines import replaced
-from tests.tokenizers import save, small
-
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-PACE = Settings(token_seconds=0.01, answer_tokens=None)
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-THINKS = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif")
-DIES = Fault(kind="close", after=9, rst=True, path="/v1/", stream=True)
-CLASSES = ("input_uncached", "cache_read", "cache_write", "output")
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> dict[str, str]:
     """A model whose chat template the front door knows."""
     return known_template(tmp_path, CHATML)
-
-
-def known_template(directory: Path, template: str) -> dict[str, str]:
-    where = directory / "tokenizer"
-    where.mkdir()
-    made = small(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False))
-    return {"tokenizer": str(save(made, where, chat_template=template))}
-
-
-def body(content: str = "hello", **members: Any) -> dict[str, Any]:
-    return {
-        "model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 40, "temperature": 0,
-        "stream": True, "stream_options": {"include_usage": True}, **members,
-    }  # fmt: skip
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """A stream's events without heartbeats, [DONE] checked and removed."""
-    found = text.split("\n\n")
-    assert found[-2:] == ["data: [DONE]", ""], text[-300:]
-    return [json.loads(frame.removeprefix("data: ")) for frame in found[:-2] if not frame.startswith(":")]
-
-
-def said(found: list[dict[str, Any]]) -> str:
-    parts = [c["delta"].get("content") if "delta" in c else c["text"] for e in found for c in e.get("choices", ())]
-    return "".join(part or "" for part in parts)
-
-
-def billed(records: list[dict[str, Any]]) -> dict[str, int]:
-    return {name: sum(r[f"billable_{name}"] for r in records) for name in CLASSES}
-
-
-@contextlib.asynccontextmanager
-async def pair(
-    open_door: OpenDoor, *faults: Fault, settings: Settings = PACE, **changes: Any
-) -> AsyncIterator[tuple[EngineDouble, EngineDouble, Door]]:
-    """An engine with faults, one without, and a front door before them."""
-    async with (
-        EngineDouble(settings, faults=faults) as dying,
-        EngineDouble(settings) as well,
-        open_door(dying, well, **changes) as door,
-    ):
-        yield dying, well, door
-
-
-async def until_asked(door: Door, engine: EngineDouble, path: str, request: dict[str, Any]) -> httpx.Response:
-    """The answer to the request when it was sent to this engine first."""
-    for _ in range(60):
-        before = len(engine.requests)
-        response = await door.http.post(path, json=request)
-        if any(r.path == path for r in list(engine.requests)[before:]):
-            return response
-    raise AssertionError("it was never asked")
-
-
-async def plain(engine: EngineDouble, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """What an engine answers that nothing happens to."""
-    async with httpx.AsyncClient(base_url=engine.url, timeout=30.0) as client:
-        faults, engine.faults.faults = engine.faults.faults, []
-        try:
-            return events((await client.post(path, json={**request, "model": MODEL})).text)
-        finally:
-            engine.faults.faults = faults
-
-
-async def chain(door: Door, response: httpx.Response) -> list[dict[str, Any]]:
-    """The usage records of one request, by attempt."""
-    request_id = response.headers["x-request-id"]
-
-    async def all_of_it() -> list[dict[str, Any]]:
-        found = [r for r in await door.ledger() if r["request_id"] == request_id]
-        return found if not door.service.spool.open_count and not door.service.spool.unshipped else []
-
-    found: list[dict[str, Any]] = await eventually(all_of_it, 10.0, every=0.05)
-    return sorted(found, key=lambda r: r["attempt"])
 
 
 @pytest.mark.parametrize("fault", [
@@ -200,41 +127,6 @@ async def test_a_whole_answer_is_begun_anew(open_door: OpenDoor) -> None:
         failed, answered = await chain(door, response)
         assert (failed["status"], failed["billable_output"]) == ("failed", 0)
         assert (answered["status"], answered["billable_output"]) == ("completed", 300)
-
-
-UNCONTINUED: dict[str, tuple[str, dict[str, Any]]] = {
-    "choices": (CHAT, {"n": 2, "temperature": 1}),
-    "logprobs": (CHAT, {"logprobs": True}),
-    "structured_output": (CHAT, {"response_format": {"type": "json_object"}}),
-    "penalties": (CHAT, {"frequency_penalty": 0.5}),
-    "prompts": (TEXT, {"prompt": ["a", "b"]}),
-    "token_ids": (TEXT, {"prompt": [104, 105, 106]}),
-    "suffix": (TEXT, {"prompt": "a", "suffix": "b"}),
-}
-
-
-@pytest.mark.parametrize("reason", UNCONTINUED)
-async def test_what_cannot_be_continued_ends_in_words_and_is_not_billed(
-    open_door: OpenDoor, model: dict[str, str], reason: str
-) -> None:
-    path, members = UNCONTINUED[reason]
-    async with pair(open_door, DIES, model=model) as (dying, _, door):
-        request = body(**members)
-        if path == TEXT:
-            del request["messages"]
-        response = await until_asked(door, dying, path, request)
-        error = events(response.text)[-1]["error"]
-        assert (error["code"], error["metadata"]) == ("engine_lost", {"reason": reason})
-        (record,) = await chain(door, response)
-        assert record["status"] == "failed"
-        assert not any(billed([record]).values())
-        assert record["engine_output"] > 0
-
-
-async def test_a_template_that_does_not_continue_exactly_is_not_relied_on(open_door: OpenDoor, tmp_path: Path) -> None:
-    async with pair(open_door, DIES, model=known_template(tmp_path, THINKS)) as (dying, _, door):
-        response = await until_asked(door, dying, CHAT, body())
-        assert events(response.text)[-1]["error"]["metadata"] == {"reason": "template"}
 
 
 async def test_if_the_next_engine_is_lost_too_a_third_goes_on(open_door: OpenDoor, model: dict[str, str]) -> None:
@@ -373,6 +265,37 @@ async def test_a_request_that_is_stopped_before_its_first_byte_is_answered_all_t
         assert [r["error"] for r in records] == ["preempted", None]
         assert billed(records)["output"] == 40
         assert sum(billed(records[:1]).values()) == 0
+
+
+class Hasty:
+    """A router whose order to stop a request comes together with its place."""
+
+    def __init__(self, router: Router, tell: Callable[[int], None]) -> None:
+        self._router = router
+        self._tell = tell
+        self._told = False
+
+    async def place(self, ask: Ask) -> Result:
+        placed = await self._router.place(ask)
+        if isinstance(placed, Placed) and not self._told:
+            self._told = True
+            self._tell(placed.booking)
+        return placed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router, name)
+
+
+async def test_an_order_to_stop_that_comes_with_the_placement_is_heard(open_door: OpenDoor) -> None:
+    """Else it would be told once, and wait for ever to be obeyed."""
+    async with EngineDouble(PACE) as engine, open_door(engine) as door:
+        relay = door.service.inferences._relay
+        relay._means.router = Hasty(relay._means.router, relay.evict)
+        response = await door.http.post(CHAT, json=body())
+        assert not any("error" in event for event in events(response.text))
+        records = await chain(door, response)
+        assert [(r["status"], r["error"]) for r in records] == [("failed", "preempted"), ("completed", None)]
+        assert unbooked(door)
 
 
 async def test_an_answer_that_is_stopped_and_cannot_go_on_says_so(open_door: OpenDoor) -> None:

@@ -50,6 +50,7 @@ def said(tiers: str, before: str = "") -> list[str]:
         (f"{{{FAST}, tpot: 300}}", "f:3: tiers[0].tpot: tpot (300 s) is not within idle (120 s); lower tpot or raise idle"),
         (f"{{{FAST}, firstByte: 20, total: 10, idle: 5}}", "f:3: tiers[0].firstByte: firstByte (20 s) is not within total (10 s); lower firstByte or raise total: total bounds"),
         (f"{{{FAST}, total: 301, idle: 302}}", "f:3: tiers[0].idle: idle (302 s) is not within total (301 s)"),
+        (f"{{{FAST}, queue: 3601}}", "f:3: tiers[0].queue: queue (3601 s) is not within total (3600 s); lower queue or raise total: total bounds the whole request"),
         (f"{{{FAST}, firstByte: 2}}", "f:3: tiers[0].firstByte: timeouts.connect (2 s) is not below firstByte (2 s); raise firstByte: connecting is a part of it"),
         # between tiers
         (f"{{{SLOW}, ttft: 1}}, {{{FAST}, ttft: 2}}", "f:3: tiers[0].ttft: ttft (1 s) is shorter than that of 'fast' (2 s), which goes first; raise it, or change their ranks"),

@@ -1,6 +1,8 @@
 """What another engine is asked for, to go on with an answer; and every row of what is not continued."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ TEXT: dict[str, Any] = {"model": "m", "prompt": "once", "stream": True}
 
 
 def inference(api: str = "chat.completions", **members: Any) -> Inference:
-    base = {"chat.completions": CHAT, "completions": TEXT, "embeddings": {"model": "m", "input": "x"}}[api]
+    base = {"chat.completions": CHAT, "completions": TEXT}[api]
     return decode(api, json.dumps({**base, **members}).encode())[0]
 
 
@@ -36,7 +38,6 @@ def asked(request: Inference, of: Seam | None = None) -> dict[str, Any]:
 
 
 ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "not_generated": [("embeddings", {})],
     "choices": [("chat.completions", {"n": 2}), ("completions", {"n": 3})],
     "prompts": [("completions", {"prompt": ["a", "b"]}), ("completions", {"prompt": [[1], [2]]})],
     "token_ids": [("completions", {"prompt": [1, 2, 3]})],
@@ -72,9 +73,16 @@ BLOCKED = {
 }
 
 
-def test_every_row_of_the_table_has_a_test() -> None:
+def test_every_row_of_the_table_has_a_test_and_is_told_to_users() -> None:
+    """Those of `OTHERS` and `AWAY` are in `tests/integration`."""
     assert [row.reason for row in continuation.UNFAITHFUL] == list(ROWS)
     assert set(continuation.BLOCKED) == set(BLOCKED)
+    tables = (continuation.BLOCKED, continuation.OTHERS, continuation.AWAY)
+    page = (Path(__file__).parents[2] / "docs" / "failover.md").read_text()
+    listed = page.partition("## What is not continued")[2].partition("\n\nA request")[0]
+    cells = [line.split("|")[1] for line in listed.splitlines() if line.startswith("| `")]
+    told = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(told) == sorted([*ROWS, *(name for table in tables for name in table)])
 
 
 @pytest.mark.parametrize(("reason", "api", "members"), [

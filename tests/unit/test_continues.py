@@ -29,6 +29,10 @@ def prompter(ladder: Ladder, source: str | None) -> Prompter:
 
 
 PLAIN = CHATML.replace("CONTENT", "m.content")
+HARMONY = (  # as that of gpt-oss: what is to come names its channel itself
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}"
+    "<|message|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 CASES: dict[str, tuple[str | None, str, bool]] = {
     "plain": (PLAIN, "One, two", True),
     "plain, space at its ends": (PLAIN, " One, two ", True),
@@ -38,7 +42,7 @@ CASES: dict[str, tuple[str | None, str, bool]] = {
     "takes out reasoning": (CHATML.replace("CONTENT", "m.content.split('</think>')[-1]"), "hm</think>One", False),
     "begins an answer with reasoning": (PLAIN.replace("assistant\n", "assistant\n<think>\n"), "One, two", False),
     "writes no assistant": (PLAIN.replace("m.content", "m.content if m.role == 'user' else ''"), "One, two", False),
-    "names a channel": (PLAIN.replace("{{ m.content", "<|channel|>final<|message|>{{ m.content"), "One, two", False),
+    "Harmony": (HARMONY, "One, two", False),
     "refuses": (PLAIN + "{{ raise_exception('no') if messages[-1].role == 'assistant' }}", "One, two", False),
     "none": (None, "One, two", False),
 }

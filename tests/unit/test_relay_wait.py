@@ -2,19 +2,26 @@
 
 import asyncio
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from forebay.platform.config.model import Timeouts
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft
+from forebay.platform.relay.patience import Clock
 from forebay.platform.relay.wait import Wait
+from forebay.platform.tiers import Terms, TierTable
 from forebay.router import Ask, Outcome, Placed, Refused, Result, Router, RouterUnavailable, Why
 from tests.eventually import eventually
 
 PLACED = Placed("a", 7, 0, 0.1, True)
 TIMES = Timeouts(queue=5.0, heartbeat_after=0.02)
+FAST = Terms("fast", 0, TIMES, Decimal(2))
+SLOW = Terms("slow", 1, structs.replace(TIMES, queue=60.0, total=70.0), Decimal(1))
+TIERS = TierTable([FAST, SLOW], "fast")
 
 
 class _Inference:
@@ -56,7 +63,8 @@ class House:
         self.reads = asyncio.Event()  # the tenant takes what it is sent
         self.reads.set()
         self.client = Client(self._receive, self._send, "req_1")
-        self.wait = Wait(cast("Call", FakeCall()), self.client, cast("Router", self.router), TIMES)
+        self.clock = Clock(asyncio.get_running_loop().time())
+        self.wait = Wait(cast("Call", FakeCall()), self.client, cast("Router", self.router), TIERS, self.clock)
 
     async def _receive(self) -> Any:
         await asyncio.Event().wait()
@@ -198,6 +206,26 @@ async def test_patience_is_for_all_waits_of_a_request_together() -> None:
     assert second.waited_s >= 0.19
     assert not second.promised  # no engine has had it
     assert second.tier == "fast"
-    await house.wait.place(("a", "b"))
-    assert house.router.asks[2].promised
-    assert house.router.asks[2].tier == PLACED.tier  # as it is served
+
+
+async def test_a_request_goes_on_in_the_tier_in_which_it_was_placed_first() -> None:
+    """It is asked for as one that was let in there: nothing downgrades it once more, or back."""
+    house = House()
+    house.router.answer.set_result(structs.replace(PLACED, tier="slow"))
+    for exclude in ((), ("a",), ("a", "b")):
+        await house.wait.place(exclude)
+    assert [(ask.tier, ask.promised) for ask in house.router.asks] == [("fast", False), ("slow", True), ("slow", True)]
+    assert house.router.asks[2].patience_s > 50  # as that tier waits
+
+
+async def test_it_waits_no_longer_than_the_request_may_take() -> None:
+    house = House()
+    house.router.answer.set_result(structs.replace(PLACED, tier="slow"))
+    house.clock.came_at -= 40
+    await house.wait.place(())
+    assert house.router.asks[0].patience_s <= 5.0
+    await house.wait.place(("a",))
+    assert 29.0 < house.router.asks[1].patience_s <= 30.0
+    house.clock.came_at -= 40
+    await house.wait.place(("a",))
+    assert house.router.asks[2].patience_s == 0

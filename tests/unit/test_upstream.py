@@ -167,7 +167,10 @@ async def test_a_slow_consumer_stops_the_engine_from_sending() -> None:
         await asyncio.sleep(0.3)
         stalled = sent
         assert stalled < 30_000_000  # what the sockets hold, not what the engine has
+        assert connection.held_up
+        heard = connection.last_activity
         first = await connection.read()
+        assert connection.last_activity > heard  # meanwhile it was not silent: nobody listened
         assert isinstance(first, bytes)
         assert len(first) <= HIGH_WATER + 2 * RECEIVE_BUFFER
         assert len(first) + len(await whole(connection)) == 100_000_000

@@ -24,7 +24,7 @@ from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import ClusterError
 from forebay.platform.limits.limiter import Limiter
 from forebay.platform.listed import specs_of
-from forebay.platform.readers import load_readers
+from forebay.platform.readers import Readers, load_readers
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
 from forebay.platform.routers import replica_name, routed, weights_of
@@ -39,7 +39,7 @@ from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.salt import Salter
 from forebay.platform.tenancy.service import Tenancy
-from forebay.platform.tiers import table_of
+from forebay.platform.tiers import TierTable, table_of
 from forebay.platform.warm.serving import Snapshots, opened, pulled
 from forebay.platform.workers.view import View
 from forebay.router import EndpointSpec, Memory, Pool, RemoteRouter, Router, RouterService, Ticker
@@ -165,48 +165,18 @@ async def running(
     async with AsyncExitStack() as stack:
         engine = database.create_engine(postgres_url)
         stack.push_async_callback(engine.dispose)
-        cache = valkey.create_client(valkey_url)
-        stack.push_async_callback(cache.aclose)
-        ledger = Ledger(engine)
-        spool = await _spool(config, seat)
-        stack.push_async_callback(spool.stop)
-        shipper = Shipper(spool, ledger)
-        stack.push_async_callback(end, background("shipper", shipper.run))
-        stack.push_async_callback(shipper.drain, SHIP_AT_END_S)
-
-        hasher = Hasher(secrets_of(config, "key-hash"))
-        lookups = database.create_engine(postgres_url, name="forebay-auth")  # strangers' keys wait apart from the rest
-        stack.push_async_callback(lookups.dispose)
-        auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
-        stack.push_async_callback(end, background("key changes", auth.run))
-
-        specs = specs_of(config)
-        pools = [Pool(name, specs[name], connect_timeout=config.timeouts.connect) for name in specs]
-        ticker = Ticker(pools)
-        stack.callback(ticker.close)
-        stack.push_async_callback(end, background("connections", ticker.run))
+        ledger, hasher, tiers = Ledger(engine), Hasher(secrets_of(config, "key-hash")), table_of(config)
+        spool = await _spooling(stack, config, ledger, seat)
+        auth = _authenticating(stack, config, postgres_url, hasher)
+        pools = _connecting(stack, config)
         routing = None if seat is not None else await stack.enter_async_context(routed(config, valkey_url))
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
-        tiers = table_of(config)
         weights, memory = weights_of(config), _memory(config)
         readers = await load_readers(config, weights, memory)
-        relay = Relay(
-            router,
-            spool,
-            tiers,
-            checkpoint_every=config.stores.checkpoint_every,
-            prompters=readers.prompters,
-            drain_grace={pool.name: pool.drain_grace for pool in config.pools},
-        )
-        stack.push_async_callback(relay.close)
-        router.listen_evictions(relay.evict)
+        relay = _relaying(stack, config, router, spool, tiers=tiers, readers=readers)
         roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
         roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
-
-        stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
-        await stores.check()
-        stack.push_async_callback(end, background("stores", stores.run))
-
+        stores = await _watching(stack, engine, valkey_url)
         limiter = await stack.enter_async_context(_limiting(config, valkey_url, workers=seat.of if seat else 1))
         catalogue = build_catalogue(config, pools)
         engines = EngineTokens(router)
@@ -241,6 +211,58 @@ async def running(
             limiter=limiter,
             stores=stores,
         )
+
+
+async def _spooling(stack: AsyncExitStack, config: Config, ledger: Ledger, seat: Seat | None) -> Spool:
+    """The spool, and who ships it: what is left at the end gets a few seconds."""
+    spool = await _spool(config, seat)
+    stack.push_async_callback(spool.stop)
+    shipper = Shipper(spool, ledger)
+    stack.push_async_callback(end, background("shipper", shipper.run))
+    stack.push_async_callback(shipper.drain, SHIP_AT_END_S)
+    return spool
+
+
+def _authenticating(stack: AsyncExitStack, config: Config, postgres_url: str, hasher: Hasher) -> Authenticator:
+    lookups = database.create_engine(postgres_url, name="forebay-auth")  # strangers' keys wait apart from the rest
+    stack.push_async_callback(lookups.dispose)
+    auth = Authenticator(lookups, hasher, staleness=config.stores.key_cache_staleness)
+    stack.push_async_callback(end, background("key changes", auth.run))
+    return auth
+
+
+def _connecting(stack: AsyncExitStack, config: Config) -> list[Pool]:
+    specs = specs_of(config)
+    pools = [Pool(name, specs[name], connect_timeout=config.timeouts.connect) for name in specs]
+    ticker = Ticker(pools)
+    stack.callback(ticker.close)
+    stack.push_async_callback(end, background("connections", ticker.run))
+    return pools
+
+
+def _relaying(
+    stack: AsyncExitStack, config: Config, router: Router, spool: Spool, *, tiers: TierTable, readers: Readers
+) -> Relay:
+    relay = Relay(
+        router,
+        spool,
+        tiers,
+        checkpoint_every=config.stores.checkpoint_every,
+        prompters=readers.prompters,
+        drain_grace={pool.name: pool.drain_grace for pool in config.pools},
+    )
+    stack.push_async_callback(relay.close)
+    router.listen_evictions(relay.evict)
+    return relay
+
+
+async def _watching(stack: AsyncExitStack, engine: AsyncEngine, valkey_url: str) -> StoreHealth:
+    cache = valkey.create_client(valkey_url)
+    stack.push_async_callback(cache.aclose)
+    stores = StoreHealth({"postgres": lambda: database.ping(engine), "valkey": lambda: valkey.ping(cache)})
+    await stores.check()
+    stack.push_async_callback(end, background("stores", stores.run))
+    return stores
 
 
 @asynccontextmanager

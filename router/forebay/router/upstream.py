@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._headers_done = False
         self._keep_alive = True
         self.complete = True
+        self.held_up = False  # the engine had to wait in this exchange for whoever consumes it
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.last_activity = loop.time()
@@ -75,7 +76,7 @@ class Connection(asyncio.Protocol):
             self._fail("protocol", f"the engine's answer is not HTTP: {error}")
             self.close()
         if self._buffered > HIGH_WATER and not self._paused and self._transport is not None:
-            self._paused = True
+            self._paused = self.held_up = True
             self._transport.pause_reading()
         self._resume(None)
 
@@ -121,7 +122,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._error = None
         self._pending_wake = None
-        self._headers_done = self.complete = False
+        self._headers_done = self.complete = self.held_up = False
         self.headers = {}
         self.wake_at = float("inf")
         self.last_activity = self._loop.time()
@@ -161,6 +162,7 @@ class Connection(asyncio.Protocol):
                 if self._paused and self._transport is not None:
                     self._paused = False
                     self._transport.resume_reading()
+                    self.last_activity = self._loop.time()  # until now it could not be heard
                 return data
             self._raise_error()
             if self.complete:

@@ -83,10 +83,18 @@ class Timeouts(Section, frozen=True):
         Seconds, Meta(description="Seconds that a request may wait in the router until an engine has room for it.")
     ] = 60.0
     first_byte: Annotated[
-        Seconds, Meta(description="Seconds from there until the engine's first byte, its own queue included.")
+        Seconds,
+        Meta(
+            description="Seconds that engines may take for an answer's first byte, their own queues included: of a "
+            "request, all its attempts together."
+        ),
     ] = 300.0
-    idle: Annotated[Seconds, Meta(description="Seconds between two pieces of a stream.")] = 120.0
-    total: Annotated[Seconds, Meta(description="Seconds for one attempt from dispatch to its end.")] = 3600.0
+    idle: Annotated[
+        Seconds, Meta(description="Seconds that an engine may be silent in a stream; then another one goes on with it.")
+    ] = 120.0
+    total: Annotated[
+        Seconds, Meta(description="Seconds that a request may take in all: waits, attempts, and its answer's end.")
+    ] = 3600.0
     heartbeat_after: Annotated[
         Seconds, Meta(description="Seconds of silence after which a stream is answered 200 and kept alive by comments.")
     ] = 10.0

@@ -53,8 +53,8 @@ def memory(router: Data | None, report: Report) -> None:
 def timeouts(given: Data | None, report: Report) -> None:
     orders = [
         ("connect", "firstByte", False, "connecting is a part of it"),
-        ("firstByte", "total", True, "total bounds the whole attempt"),
-        ("idle", "total", True, "total bounds the whole attempt"),
+        ("firstByte", "total", True, "total bounds the whole request"),
+        ("idle", "total", True, "total bounds the whole request"),
     ]
     for low, high, equal, why in orders if given else []:
         assert given is not None

@@ -47,8 +47,8 @@ def _waits(path: Path, tier: Data, general: Data | None, report: Report) -> None
     within("tpot", tier["tpot"], "idle", bound("idle"), "a pause would end the stream before the objective is missed")
     ttft, first_byte, total = tier["ttft"], bound("firstByte"), bound("total")
     within("ttft", ttft, "firstByte", first_byte, "the engine would be given up on before the objective is missed")
-    within("firstByte", first_byte, "total", total, "total bounds the whole attempt")
-    within("idle", bound("idle"), "total", total, "total bounds the whole attempt")
+    for name, value in (("queue", tier["queue"]), ("firstByte", first_byte), ("idle", bound("idle"))):
+        within(name, value, "total", total, "total bounds the whole request")
     connect = general["connect"] if general else None
     if connect is not None and tier["firstByte"] is not None and connect >= tier["firstByte"]:
         problem = f"timeouts.connect ({connect:g} s) is not below firstByte ({tier['firstByte']:g} s)"

@@ -1,9 +1,9 @@
 """Which answers another engine can continue exactly, and what it is to be asked (pure).
 
-The table below is the whole of what cannot be continued; `docs/failover.md` says the same in words. What would need the
-state that died with the engine is in it: what a grammar, a parser or a penalty had counted, the other choices. Tools
-that are offered are not, as long as none is called: a call is recognised by how it begins, and its beginning is kept
-back until it is recognised, so that the continuation says it whole.
+The tables below are the whole of what is not continued; `docs/failover.md` says the same in words. The first has what
+would need the state that died with the engine: what a grammar, a parser or a penalty had counted, the other choices.
+Tools that are offered are not in it, as long as none is called: a call is recognised by how it begins, and its
+beginning is kept back until it is recognised, so that the continuation says it whole.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,6 @@ class Row(Struct, frozen=True):
 
 
 UNFAITHFUL = (
-    Row("not_generated", "it is not generated text", lambda i, m: i.api == "embeddings"),
     Row("choices", "several choices were asked for", lambda i, m: i.n > 1),
     Row("prompts", "several prompts were sent", lambda i, m: i.prompts > 1),
     Row("token_ids", "its prompt was sent as token ids", lambda i, m: isinstance(m.prompt, list) and i.prompts == 1),
@@ -94,8 +93,20 @@ BLOCKED = {
 OTHERS = {
     "untold_usage": "its engine does not tell how many tokens it has given",
     "complete": "no token may be left",
-    "template": "the model's chat template does not continue it exactly, or is not known",
-    "engine": "its engine cannot continue what another one began",
+    "template": "the model's chat template does not continue it exactly (as Harmony's), or is not known",
+    "engine": "no engine of its pool can continue what another one began",
+}
+# It could be, and was not.
+AWAY = {
+    "diverged": "the next engine went on otherwise",
+    "refused": "the next engine refused",
+    "no_endpoint": "there is no other engine",
+    "no_room": "no engine has time for it",
+    "attempts": "engine after engine was lost",
+    "moves": "it was taken away too often",
+    "budget": "too many others were retried",
+    "total": "its time is over",
+    "first_byte": "its time is over",
 }
 
 
@@ -117,7 +128,7 @@ def unfaithful(inference: Inference, members: Members) -> str:
 
 def resumption(inference: Inference, members: Members, seam: Seam) -> Resumption | str:
     """What to ask for, or why the answer cannot be continued."""
-    if reason := seam.blocked or unfaithful(inference, members):
+    if reason := unfaithful(inference, members) or seam.blocked:
         return reason
     cut = seam.cut(greedy=members.greedy)
     if cut.tokens is None:

@@ -1,24 +1,24 @@
-"""One attempt: dispatched to one endpoint, relayed, and accounted for however it ends."""
+"""One attempt: dispatched to one endpoint and relayed, to whatever end."""
 
 import asyncio
 import logging
 import time
 
-from forebay.metering import Spool, Status, TerminatedBy
+from forebay.metering import Spool
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import answer, objectives, upstream_errors
-from forebay.platform.relay.accounting import Account, Counted
+from forebay.platform.relay.accounting import Account
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client
-from forebay.platform.relay.elsewhere import CutOff, TryElsewhere
-from forebay.platform.relay.frames import StreamError, StreamTransform
+from forebay.platform.relay.ending import Ending
+from forebay.platform.relay.frames import StreamError, StreamTransform, View
 from forebay.platform.relay.halt import halt
-from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED, first_byte
-from forebay.platform.relay.patience import Patience
+from forebay.platform.relay.metrics import first_byte
+from forebay.platform.relay.patience import Clock, Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
-from forebay.platform.relay.told import Told, outcome, used
+from forebay.platform.relay.told import Told
 from forebay.platform.tiers import Terms
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
@@ -30,6 +30,10 @@ MAX_ANSWER = 256 << 20  # bytes of a whole answer (embeddings of many inputs are
 
 class _Left(Exception):  # noqa: N818 - not an error
     """The tenant left; the engine has been told and has said its last."""
+
+
+class _OutOfTime(Exception):  # noqa: N818 - not an engine's
+    """The request has had all the time that it may take, by the bound that is named."""
 
 
 class Exchange:
@@ -44,6 +48,7 @@ class Exchange:
         *,
         number: int,
         chain: Chain,
+        clock: Clock,
         quiet_since: float,
         router: Router,
         spool: Spool,
@@ -51,29 +56,29 @@ class Exchange:
         checkpoint_every: float,
     ) -> None:
         self.call = call
-        self._client = client
         self.endpoint = endpoint
-        self._told = Told(router, call.pool, endpoint, placed.booking)
+        self.chain = chain
+        self.hung = False  # the engine was silent for too long
+        self._client = client
+        self._terms = terms
         self._checkpoint_every = checkpoint_every
         self._loop = asyncio.get_running_loop()
-        self._patience = Patience(
-            terms.timeouts, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
-        )
-        self._terms = terms
-        self._view = call.view(endpoint, terms.name)
-        self.chain = chain
-        self._continues = chain.carried is not None
-        seam, carried = chain.seam, chain.carried
-        self._stream = StreamTransform(self._view, seam)
-        if seam is not None and carried is not None:
-            self._stream = ResumedTransform(self._view, seam, carried)
-        attempt = call.attempt(number, endpoint, terms, time.time())
-        self._account = Account(spool, attempt, call.permit, continues=self._continues)
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
-        self._tally = Tally(call, client, endpoint, self._stream, self._view)
         self._taken: ApiError | None = None  # away from this engine: what to say if no other takes it
+        self._told = Told(router, call.pool, endpoint, placed.booking)
+        self._patience = Patience(
+            terms.timeouts, clock, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
+        )
+        self._view = call.view(endpoint, terms.name)
+        self._stream = _transform(self._view, chain)
+        self._tally = Tally(call, client, endpoint, self._stream, self._view)
+        attempt = call.attempt(number, endpoint, terms, time.time())
+        self._account = Account(spool, attempt, call.permit, continues=chain.carried is not None)
+        self._ending = Ending(
+            call, client, endpoint, terms, chain, self._account, self._told, self._tally, self._stream, self._patience
+        )
 
     @property
     def begun(self) -> bool:
@@ -93,14 +98,16 @@ class Exchange:
                 await (self._relay_stream() if self.call.inference.stream else self._relay_whole())
             except UpstreamError as error:
                 await self._broken(error)
+            except _OutOfTime as error:
+                await self._ending.fail(upstream_errors.silent(str(error)), retry=False)
             except Diverged as error:
                 log.warning("request %s at %s: %s", self.call.request_id, self.endpoint.name, error)
-                await self._fail(upstream_errors.lost("diverged"), retry=False)
+                await self._ending.fail(upstream_errors.lost("diverged"), retry=False)
             except StreamError as error:
                 log.warning("request %s at %s: %s", self.call.request_id, self.endpoint.name, error)
                 if self._patience.begun:
-                    self._blame(str(error))
-                await self._fail(upstream_errors.broken(), retry=True, suspicion=str(error))
+                    self._ending.blame(str(error))
+                await self._ending.fail(upstream_errors.broken(), retry=True, suspicion=str(error))
             except _Left:
                 pass
             except asyncio.CancelledError:
@@ -110,15 +117,12 @@ class Exchange:
                 await self._abandon(self._connection)
         finally:
             self._client.on_left = None
+            self._patience.end(self._loop.time())
             self._told.ended(Outcome())
             if self._connection is not None:
                 self.endpoint.client.release(self._connection)
-            if not self._account.closed:  # cancelled, or a fault of our own: nothing is billed, nothing is forgotten
-                INTERRUPTED.inc()
-                counted = self._tally.counted()
-                await asyncio.shield(
-                    self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, counted, error="interrupted")
-                )
+            if not self._account.closed:
+                await asyncio.shield(self._ending.interrupted())
 
     # -- towards the engine
 
@@ -130,10 +134,10 @@ class Exchange:
             connection = self._connection = await self.endpoint.client.acquire(fresh=raced)
             if self._client.left:
                 self._tally.not_run = True
-                await self._cancelled()
+                await self._ending.left()
                 raise _Left
             if self._taken is not None:
-                await self._move(self._taken)
+                await self._ending.move(self._taken)
             began = self._loop.time()
             try:
                 connection.send(head, body)
@@ -157,7 +161,7 @@ class Exchange:
         if not suspicion:
             self._told.answered()
             self._tally.not_run = True
-        await self._fail(refusal.error, retry=refusal.retry, suspicion=suspicion)
+        await self._ending.fail(refusal.error, retry=refusal.retry, suspicion=suspicion)
         raise _Left
 
     # -- towards the tenant
@@ -251,95 +255,46 @@ class Exchange:
         try:
             self._tally.keep(size)
         except ApiError as error:
-            await self._fail(error, retry=False)
+            await self._ending.fail(error, retry=False)
             raise _Left from error
 
     async def _first_byte(self, *, stream: bool = True) -> None:
         """The engine has begun to answer: from here on the request stays where it is."""
-        self._patience.begun = True
-        self._first_byte_at = self._loop.time()
+        assert self._connection is not None
+        self._patience.begin()
+        self._first_byte_at = self._connection.last_activity
         self._told.begun()
         first_byte(self.call.model).observe(self._first_byte_at - self._patience.sent_at)
         await self._account.opened()
         if stream:
-            if not self._continues:
+            if self.chain.carried is None:
                 objectives.first_token(self._terms, self._client.age_s)
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
     async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
-        told = outcome(
-            self.call.inference,
-            usage,
-            finish_reason,
-            first_token_s=self._first_byte_at - self._patience.sent_at,
-            decode_s=self._loop.time() - self._first_byte_at,
+        """An engine is measured by when its bytes came: not by how fast the tenant reads, nor at all once it had to
+        wait for that."""
+        connection = self._connection
+        assert connection is not None
+        decode_s = None if connection.held_up else max(0.0, connection.last_activity - self._first_byte_at)
+        await self._ending.complete(
+            usage, finish_reason, first_token_s=self._first_byte_at - self._patience.sent_at, decode_s=decode_s
         )
-        self._told.ended(told)
-        if not self._continues:
-            objectives.decoded(self._terms, told.decode_s, told.output)
-        counted = self._tally.count(usage)
-        await self._close(Status.COMPLETED, TerminatedBy.ENGINE, counted, usage, finish_reason)
-
-    async def _close(
-        self, status: Status, by: TerminatedBy, counted: Counted, usage: Usage | None, finish_reason: str | None
-    ) -> None:
-        """The answer has ended, and with it the attempts that were cut: on disk together."""
-        closed = self._account.close(status, by, counted, finish_reason=finish_reason)
-        if self.chain.cut_short:
-            await asyncio.gather(closed, self.chain.settle(usage))
-        else:
-            await closed
 
     async def _broken(self, error: UpstreamError) -> None:
         """The exchange failed."""
-        begun = self._patience.begun
-        if begun and error.kind != "timeout" and self._stream.complete:
+        begun, hangs = self._patience.begun, error.kind == "timeout"
+        if begun and not hangs and self._stream.complete:
             await self._end_stream()  # the answer is whole; what was lost is how the engine counted it
             return
         if error.kind in ("refused", "connect"):
             self._told.failed(str(error), at_once=error.kind == "refused")
-        elif begun or error.kind == "timeout":  # nobody else will answer it
-            self._blame(str(error))
-        hangs = error.kind == "timeout" and begun and not self._patience.spent(self._loop.time())
-        await self._fail(
-            upstream_errors.for_exception(error), retry=hangs or error.kind != "timeout", suspicion=str(error)
-        )
-
-    async def _fail(self, error: ApiError, *, retry: bool, suspicion: str = "") -> None:
-        """Account for the failure, then say what is to happen to the request. Returns only if the tenant has left."""
-        by = TerminatedBy.DEADLINE if error.status == 504 else TerminatedBy.ENGINE
-        if self._client.left:
-            await self._cancelled()
-            return
-        if error.status >= 500:  # else the request is at fault
-            ATTEMPTS_FAILED.labels(endpoint=self.endpoint.name, code=error.code).inc()
-        if not (retry and self._hold(error, by)):
-            await self._account.close(Status.FAILED, by, self._tally.counted(), error=error.code)
-            self._forget()
-        if retry:
-            raise CutOff(error, suspicion) if self._patience.begun else TryElsewhere(error, suspicion)
-        raise error
-
-    def _hold(self, error: ApiError, by: TerminatedBy) -> bool:
-        """Whether this is an answer of which the tenant has seen a part, and that may go on elsewhere."""
-        seam = self.chain.seam
-        if seam is None or not self._patience.begun:
-            return False
-        seam.forget()
-        counted, stream = self._tally.counted(), self._stream
-        self.chain.hold(self._account, counted, stream.usage(), stream.identity(), by=by, error=error.code)
-        return True
-
-    def _forget(self) -> None:
-        if self.chain.seam is not None:
-            self.chain.seam.forget()
-
-    async def _cancelled(self, finish_reason: str | None = None) -> None:
-        """The tenant left."""
-        counted = self._tally.counted(aborted=True)
-        self._told.ended(used(self.call.inference, self._tally.usage))
-        await self._close(Status.CANCELLED, TerminatedBy.CLIENT, counted, self._tally.usage, finish_reason)
+        elif begun or hangs:  # nobody else will answer it
+            self._ending.blame(str(error))
+        self.hung = hangs
+        told = upstream_errors.silent("" if begun else "first_byte") if hangs else upstream_errors.broken()
+        await self._ending.fail(told, retry=begun or not hangs, suspicion=str(error))
 
     # -- taken away
 
@@ -349,17 +304,6 @@ class Exchange:
             self._taken = error
             self._interrupt()
 
-    async def _move(self, error: ApiError) -> None:
-        if not self._hold(error, TerminatedBy.FRONT_DOOR):
-            await self._account.close(Status.FAILED, TerminatedBy.FRONT_DOOR, self._tally.counted(), error=error.code)
-            self._forget()
-        raise CutOff(error, moved=True) if self._patience.begun else TryElsewhere(error, moved=True)
-
-    def _blame(self, reason: str) -> None:
-        """Not for a request that took all of its time, which is its own fault, nor where the tenant has left."""
-        if not self._client.left and not self._patience.spent(self._loop.time()):
-            self._told.failed(reason)
-
     # -- waits: heartbeats, deadlines, a tenant that leaves
 
     def _arm(self) -> None:
@@ -367,21 +311,24 @@ class Exchange:
         self._connection.wake_at = max(self._patience.wake_at(self._connection.last_activity), self._loop.time())
 
     async def _woken(self, wake: object) -> None:
-        """Raises `_Left`, or `UpstreamError("timeout")` when a deadline has passed."""
+        """Raises `_Left`; `UpstreamError("timeout")` or `_OutOfTime` when a deadline has passed."""
         connection = self._connection
         assert connection is not None
         if wake is Wake.INTERRUPT:
             if not self._client.left and self._taken is not None:
-                self._forget()
+                self._ending.forget()
                 await self._halt(connection)
             if self._client.left or self._taken is None:
                 await self._abandon(connection)
                 raise _Left
-            await self._move(self._taken)
-        now = self._loop.time()
-        if self._patience.overdue(now, connection.last_activity):
+            await self._ending.move(self._taken)
+        now, heard = self._loop.time(), connection.last_activity
+        if self._patience.hangs(now, heard):
             await self._halt(connection)
             raise UpstreamError("timeout", "the engine did not answer in time")
+        if spent := self._patience.spent(now, heard):
+            await self._halt(connection)
+            raise _OutOfTime(spent)
         if self._patience.heartbeat_due(now):
             self._patience.written_at = now
             await self._client.heartbeat()
@@ -394,8 +341,14 @@ class Exchange:
     async def _abandon(self, connection: Connection) -> None:
         """The tenant left: stop the engine, hear what it had used, and account for it."""
         await self._halt(connection)
-        await self._cancelled(finish_reason="abort")
+        await self._ending.left("abort")
 
     async def _halt(self, connection: Connection) -> None:
         hear = self._stream.feed if self.call.inference.stream else self._tally.hear
         await halt(self.endpoint, connection, self.call.abort_order(self.endpoint), hear)
+
+
+def _transform(view: View, chain: Chain) -> StreamTransform:
+    if chain.seam is not None and chain.carried is not None:
+        return ResumedTransform(view, chain.seam, chain.carried)
+    return StreamTransform(view, chain.seam)

@@ -3,9 +3,10 @@ tenant has seen nothing, and going on with the answer when it has."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from forebay.metering import Spool
 from forebay.platform.errors import ApiError
@@ -17,6 +18,7 @@ from forebay.platform.relay.client import Client, ClientLeft
 from forebay.platform.relay.elsewhere import CutOff, TryElsewhere
 from forebay.platform.relay.exchange import Exchange
 from forebay.platform.relay.metrics import BUDGET_SPENT, CONTINUATIONS, FAILOVERS
+from forebay.platform.relay.patience import Clock
 from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.seam import Seam
 from forebay.platform.relay.suspects import Suspects
@@ -30,10 +32,12 @@ log = logging.getLogger(__name__)
 MAX_GONE = 8  # endpoints that one request may be given although they are not known here
 MAX_ATTEMPTS = 3  # a request that fails on three endpoints is more likely at fault itself
 MAX_MOVES = 8  # times that it may be taken away from an engine
+MOST_EARLY = 64
 
 
 class Means(Struct):
-    """What all requests of a front door share. `live` are the attempts at work, by their booking."""
+    """What all requests of a front door share. `live` are the attempts at work, by their booking; `early` are bookings
+    that were to be stopped when it was not known yet who has them, or not any more."""
 
     router: Router
     spool: Spool
@@ -44,6 +48,7 @@ class Means(Struct):
     continuations: Budget  # apart: requests that no engine can answer do not end answers that have begun
     resumer: Resumer
     live: dict[int, Exchange]
+    early: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
 
 
 class Journey:
@@ -54,7 +59,8 @@ class Journey:
         self._client = client
         self._means = means
         self._chain = Chain(Seam(call.inference.held) if _streams_one(call) else None)
-        self._wait = Wait(call, client, means.router, means.tiers[call.tier].timeouts)
+        self._clock = Clock(_now())
+        self._wait = Wait(call, client, means.router, means.tiers, self._clock)
         self._tried: tuple[str, ...] = ()
         self._attempts = 0
         self._moves = 0
@@ -89,7 +95,7 @@ class Journey:
 
     async def _go(self) -> None:
         """Sets `_failure` where no engine answers. Raises `ApiError` for an answer that is final."""
-        while len(self._tried) < MAX_ATTEMPTS and not self._client.left:
+        while not self._client.left:
             placed = await self._somewhere()
             if placed is None:
                 return
@@ -108,8 +114,6 @@ class Journey:
                 self._failure = None
                 self._answered(endpoint)
                 return
-        if self._chain.cut_short:
-            self._failure = self._lost("attempts")
 
     async def _somewhere(self) -> Placed | None:
         """None, with `_failure` set, where there is nowhere to go."""
@@ -134,11 +138,15 @@ class Journey:
     async def _again(self, retry: TryElsewhere) -> bool:
         """Whether another engine may be asked; with what, where it is to continue."""
         self._lost = upstream_errors.CUT.get(retry.error.code, upstream_errors.lost)
+        if spent := self._clock.over(self._wait.terms.timeouts, _now()):
+            self._stays(spent, retry)
+            self._failure = upstream_errors.silent(spent)
+            return False
         if retry.moved:
             self._moves += 1
             self._tried = self._tried[:-1]
-        if self._moves > MAX_MOVES:
-            return self._stays("moves", retry)
+        if self._moves > MAX_MOVES or len(self._tried) >= MAX_ATTEMPTS:
+            return self._stays("moves" if self._moves > MAX_MOVES else "attempts", retry)
         found = await self._means.resumer.resume(self._call, self._chain) if isinstance(retry, CutOff) else None
         if isinstance(found, str):
             return self._stays(found, retry)
@@ -161,6 +169,7 @@ class Journey:
     def _stays(self, reason: str, retry: TryElsewhere) -> bool:
         if isinstance(retry, CutOff):
             CONTINUATIONS.labels(why=_why(retry), outcome=reason).inc()
+        if isinstance(retry, CutOff) or self._chain.cut_short:
             self._failure = self._lost(reason)
         return False
 
@@ -168,8 +177,7 @@ class Journey:
         if retry.suspicion and self._call.pool.has(endpoint):
             if not isinstance(retry, CutOff):  # that one was blamed at once
                 self._suspected.append((endpoint, retry.suspicion))
-            silent = retry.error.code == upstream_errors.TIMEOUT
-            self._means.suspects.add(self._call.pool.name, endpoint.name, _now(), silent=silent)
+            self._means.suspects.add(self._call.pool.name, endpoint.name, _now())
 
     def _answered(self, endpoint: Endpoint) -> None:
         if self._client.left:
@@ -227,6 +235,7 @@ class Journey:
                 placed,
                 number=self._attempts,
                 chain=self._chain,
+                clock=self._clock,
                 quiet_since=self._wait.quiet_since,
                 router=means.router,
                 spool=means.spool,
@@ -237,15 +246,17 @@ class Journey:
             means.router.ended(placed.booking, Outcome())
             raise
         means.live[placed.booking] = exchange
+        if placed.booking in means.early:
+            exchange.take(upstream_errors.preempted())
         try:
             await exchange.run()
         except ApiError as error:
-            if error.code == upstream_errors.TIMEOUT and self._call.pool.has(endpoint):
-                means.suspects.add(self._call.pool.name, placed.endpoint, _now(), silent=True)
             if self._chain.cut_short and error.status < 500:  # it is not the tenant's own request that is refused
                 raise self._lost("refused") from error
             raise
         finally:
+            if exchange.hung and not client.left and self._call.pool.has(endpoint):
+                means.suspects.add(self._call.pool.name, placed.endpoint, _now(), silent=True)
             self._wait.quiet_since = exchange.written_at
             del means.live[placed.booking]
 

@@ -61,6 +61,8 @@ class Relay:
         exchange = self._means.live.get(booking)
         if exchange is not None:
             exchange.take(upstream_errors.preempted())
+        else:
+            self._means.early.append(booking)
 
     def drain(self, pool: str, specs: Collection[EndpointSpec]) -> None:
         """Follow which endpoints of a pool drain: what still runs there when their grace is over is handed over."""

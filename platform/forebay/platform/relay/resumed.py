@@ -13,6 +13,8 @@ from forebay.platform.relay.frames import StreamError, StreamTransform, View, de
 from forebay.platform.relay.seam import Seam
 from forebay.router import Usage
 
+SOME = 2  # tokens of an answer that make a prompt longer, whatever becomes of them when it is tokenized anew
+
 
 class Diverged(StreamError):  # noqa: N818 - as its kind
     """It goes on otherwise than the answer that the client has seen."""
@@ -55,6 +57,7 @@ class ResumedTransform(StreamTransform):
         super().__init__(view, seam)
         self._carried = carried
         self._seen = carried.seen
+        self._prompt_known = carried.tokens < SOME
 
     def identity(self) -> dict[str, Any]:
         return self._carried.identity
@@ -75,6 +78,7 @@ class ResumedTransform(StreamTransform):
         usage = event.pop("usage", None)
         if usage is not None:
             self._last_usage = msgspec.json.encode(usage)
+            self._check_prompt()
             self._final_usage = self._final_usage or not choices
         self._see(choices)
         if not choices:
@@ -84,6 +88,14 @@ class ResumedTransform(StreamTransform):
             heard = spoken(event["choices"][0])
             self.seam.see(heard.delta, heard.text, self._last_usage or b"")
         return self._write(event, final=False) if any(says) else b""
+
+    def _check_prompt(self) -> None:
+        """One that was not shown what was said already would say all of it again."""
+        usage = None if self._prompt_known else self.usage()
+        if usage is not None and usage.prompt_tokens is not None:
+            self._prompt_known = True
+            if usage.prompt_tokens <= (self._carried.prompt.prompt_tokens or 0):
+                raise Diverged(f"the continuation read {usage.prompt_tokens} tokens: the question, not the answer")
 
     def _rest(self, choice: dict[str, Any]) -> bool:
         """Take off what the client has; whether something is left."""

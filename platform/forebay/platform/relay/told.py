@@ -41,10 +41,15 @@ class Told:
 
 
 def outcome(
-    inference: Inference, usage: Usage | None, finish_reason: str | None, *, first_token_s: float, decode_s: float
+    inference: Inference,
+    usage: Usage | None,
+    finish_reason: str | None,
+    *,
+    first_token_s: float,
+    decode_s: float | None,
 ) -> Outcome:
-    """Of an answer that is complete. Of several choices or prompts an engine names the cached tokens of one, and
-    nobody knows which of them the agent goes on with."""
+    """Of an answer that is complete; `decode_s` is None where its tenant held the engine up. Of several choices or
+    prompts an engine names the cached tokens of one, and nobody knows which of them the agent goes on with."""
     one = inference.n * inference.prompts == 1
     seen = inference.stream
     return structs.replace(

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from forebay.platform.errors import ApiError, invalid, retry_headers, unavailable
 from forebay.platform.relay.call import Call
-from forebay.router import Refused, UpstreamError, Why
+from forebay.router import Refused, Why
 
 MAX_MESSAGE = 1000
 RETRY_AFTER_S = 1.0
@@ -54,13 +54,6 @@ def for_status(status: int, body: bytes, call: Call) -> Refusal:
     return Refusal(broken(), retry=True, endpoint_fault=status >= 500)
 
 
-def for_exception(error: UpstreamError) -> ApiError:
-    """The exchange itself failed."""
-    if error.kind == "timeout":
-        return silent()
-    return broken()
-
-
 def broken() -> ApiError:
     """The engine failed; the text says nothing of how, which is the operator's business."""
     return unavailable(
@@ -98,9 +91,11 @@ def drained() -> ApiError:
 
 
 def silent(reason: str = "") -> ApiError:
-    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere."""
+    """An engine said nothing for too long, and where it had begun an answer, that does not go on elsewhere; or the
+    request has had all its time."""
     metadata = {"reason": reason} if reason else None
-    return ApiError(504, TIMEOUT, "The engine did not answer in time.", type="server_error", metadata=metadata)
+    message = "The answer took longer than it may." if reason == "total" else "The engine did not answer in time."
+    return ApiError(504, TIMEOUT, message, type="server_error", metadata=metadata)
 
 
 CUT: Mapping[str, Callable[[str], ApiError]] = {TIMEOUT: silent, "preempted": preempted}  # else it was `lost`

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from forebay.platform.config.model import Timeouts
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.client import Client, ClientLeft
+from forebay.platform.relay.patience import Clock
+from forebay.platform.tiers import Terms, TierTable
 from forebay.router import Ask, Outcome, Placed, Result, Router
 
 
@@ -12,13 +13,14 @@ class Wait:
     """All waits of one request, those of its failovers too. `quiet_since`: when its tenant last got something, on the
     event loop's clock."""
 
-    def __init__(self, call: Call, client: Client, router: Router, timeouts: Timeouts) -> None:
+    def __init__(self, call: Call, client: Client, router: Router, tiers: TierTable, clock: Clock) -> None:
         self.call = call
         self.client = client
         self._router = router
-        self._timeouts = timeouts
+        self._tiers = tiers
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._came_at = self.quiet_since = self._loop.time()
+        self.quiet_since = clock.came_at
         self._waited_s = 0.0
         self._promised = False  # it had an engine before
         self._tier = call.tier  # in which it is served, once it is
@@ -27,22 +29,27 @@ class Wait:
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
+    @property
+    def terms(self) -> Terms:
+        """Of the tier in which it is served, or asks to be."""
+        return self._tiers[self._tier]
+
     async def place(self, exclude: tuple[str, ...]) -> Result:
         """As `Router.place`. Raises `ClientLeft` as soon as the tenant has left; nothing is booked then."""
-        client, began = self.client, self._loop.time()
+        client, began, timeouts = self.client, self._loop.time(), self.terms.timeouts
         if client.left:
             raise ClientLeft
         ask = self.call.ask(
             exclude,
-            waited_s=began - self._came_at,
-            patience_s=max(0.0, self._timeouts.queue - self._waited_s),
+            waited_s=began - self._clock.came_at,
+            patience_s=max(0.0, min(timeouts.queue - self._waited_s, self._clock.left(timeouts, began))),
             promised=self._promised,
             tier=self._tier,
         )
         self._task = asyncio.current_task()
         client.on_left = self._end
         if self.call.inference.stream:
-            self._timer = self._loop.call_at(self.quiet_since + self._timeouts.heartbeat_after, self._due)
+            self._timer = self._loop.call_at(self.quiet_since + self.terms.timeouts.heartbeat_after, self._due)
         try:
             return await self._placed(ask)
         except asyncio.CancelledError:
@@ -92,4 +99,4 @@ class Wait:
         await self.client.heartbeat()
         self.quiet_since = self._loop.time()
         if self._timer is not None:
-            self._timer = self._loop.call_at(self.quiet_since + self._timeouts.heartbeat_after, self._due)
+            self._timer = self._loop.call_at(self.quiet_since + self.terms.timeouts.heartbeat_after, self._due)
