@@ -257,7 +257,10 @@ def _is_light(body: bytes, prior: Prior | None) -> bool:
     head, end = (prior.head, prior.end) if prior else (0, 0)
     if len(body) > HUGE_BYTES or head + len(body) - end > LIGHT_BYTES:
         return False
-    return sum(body.count(opens, 0, head) + body.count(opens, end) for opens in (b"[", b"{")) <= LIGHT_NESTED
+    nested = body.count(b"[", end) + body.count(b"{", end)
+    if head:
+        nested += body.count(b"[", 0, head) + body.count(b"{", 0, head)
+    return nested <= LIGHT_NESTED
 
 
 def _check_head(method: str, headers: dict[bytes, bytes]) -> None:
