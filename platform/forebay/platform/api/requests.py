@@ -21,7 +21,9 @@ TYPES: dict[str, type[Struct]] = {
     "embeddings": fields.EmbeddingRequest,
 }
 _KNOWN = {api: frozenset(kind.__struct_fields__) for api, kind in TYPES.items()}
-_FORWARDED = {api: {name: f'"{name}":'.encode() for name in known - fields.NOT_FORWARDED} for api, known in _KNOWN.items()}
+_FORWARDED = {
+    api: {name: f'"{name}":'.encode() for name in known - fields.NOT_FORWARDED} for api, known in _KNOWN.items()
+}
 _raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 BYTES_PER_TOKEN = 4  # a guess, good enough to weigh requests against each other
 EXPECTED_OUTPUT = 256  # tokens, where the request sets no limit
