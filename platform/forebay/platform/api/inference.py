@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from litestar import asgi
@@ -41,6 +41,7 @@ _ROUTES = {"chat/completions": "chat.completions", "completions": "completions",
 SWEEP_S = 1.0
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
 HUGE_BYTES = 1 << 22  # a body that takes milliseconds to copy
+_UNLIMITED = nullcontext(UNLIMITED)
 
 
 class Inferences:
@@ -225,12 +226,13 @@ class Inferences:
             return await asyncio.to_thread(decode, api, body, prior)
 
 
-@contextmanager
-def permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterator[Permit]:
+def permitted(limiter: Limiter, principal: Principal, client: Client) -> AbstractContextManager[Permit]:
     """What a request may hold of its limits. One that we could not answer counts as if it had not come."""
-    if not principal.limits:
-        yield UNLIMITED
-        return
+    return _permitted(limiter, principal, client) if principal.limits else _UNLIMITED
+
+
+@contextmanager
+def _permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterator[Permit]:
     permit = Permit(limiter, client.request_id, principal.tenant_id, principal.limits)
     client.limit_headers = permit.headers
     refund = False

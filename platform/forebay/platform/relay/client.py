@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from forebay.platform.errors import ApiError, invalid
@@ -120,14 +120,12 @@ class Client:
             self.started = True
             await self._emit({"type": "http.response.start", "status": 200, "headers": [*_SSE, *self._headers()]})
 
-    def write(self, data: bytes) -> Coroutine[Any, Any, None]:
+    async def write(self, data: bytes) -> None:
         """Part of a stream. A tenant that has left is noticed by `on_left`, not by an exception."""
         self.answered = True
         if len(data) <= PIECE:
-            return self._emit({"type": "http.response.body", "body": data, "more_body": True})
-        return self._write_pieces(data)
-
-    async def _write_pieces(self, data: bytes) -> None:
+            await self._emit({"type": "http.response.body", "body": data, "more_body": True})
+            return
         for at in range(0, len(data), PIECE):
             await self._emit({"type": "http.response.body", "body": data[at : at + PIECE], "more_body": True})
 
