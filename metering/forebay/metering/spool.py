@@ -32,8 +32,8 @@ class Spool:
     no new work, while what is in hand is kept in memory, retried and resolved late.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, *, commit_interval: float = 0.002) -> None:
-        """`commit_interval` is the shortest time between two commits under load, in seconds."""
+    def __init__(self, directory: Path, limit_bytes: int, *, commit_interval: float = 0.006) -> None:
+        """`commit_interval`: seconds between two commits at most, for the sake of more that share one."""
         self._writer = Writer(directory, limit_bytes, commit_interval, self._deliver_from_thread)
         self.directory = directory
         self._open: set[Key] = set()

@@ -39,6 +39,7 @@ Answer = tuple["Future[Any]", Any]
 Deliver = Callable[[list["Future[Any]"], list[Answer]], None]
 
 _BATCH = 4096
+_REST_EACH = 0.0005  # seconds of rest behind a commit for each item that it took
 _SAMPLE_EVERY = 0.05
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
 
@@ -66,6 +67,7 @@ class Writer:
         self._next_attempt = 1
         self._next_record = 1
         self._committed_at = 0.0
+        self._taken = 0  # items, last
         self._sampled_at = 0.0
         self._stopped: Future[Any] | None = None
 
@@ -110,12 +112,14 @@ class Writer:
 
     def _take(self) -> list[Item]:
         items = [self.inbox.get()]
-        # Under load a short rest between commits lets more work share the next one; after idleness there is none.
-        rest = self._committed_at + self._interval - time.monotonic()
+        # A commit costs as much as dozens of rows, most of it in the kernel. The more there is to write, the longer is
+        # the rest behind it, so that more shares the next one; whoever comes alone hardly waits.
+        rest = self._committed_at + min(self._interval, _REST_EACH * self._taken) - time.monotonic()
         if rest > 0:
             time.sleep(rest)
         for _ in range(min(self.inbox.qsize(), _BATCH)):
             items.append(self.inbox.get_nowait())  # noqa: PERF401 - a comprehension would lose them on an error
+        self._taken = len(items)
         return items
 
     def _assemble(self, items: list[Item]) -> tuple[Batch, list["Future[Any]"]]:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_MS = 10_000  # a client that trickles its headers, or sends no further request
 BACKLOG = 1024
+GARBAGE = 5_000  # objects more than at the last collection: those of some hundred requests come and go without one
 # Bytes that the server may hold of a connection: of a head that does not end, and of an answer that is not read.
 CONNECTION_BYTES = 1 << 16
 START_TIMEOUT_S = 10.0
@@ -49,6 +50,7 @@ async def serve_until(
     async with listening(service, listener) as server:
         gc.collect()
         gc.freeze()  # what was loaded stays: collections need not walk it while streams wait
+        gc.set_threshold(GARBAGE)
         stop.started()
         on_ready()
         await first_of(stop.asked(), _ended(server))

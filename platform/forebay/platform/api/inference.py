@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from litestar import asgi
@@ -42,6 +42,7 @@ _ROUTES = {"chat/completions": "chat.completions", "completions": "completions",
 SWEEP_S = 1.0
 LIGHT_BYTES, LIGHT_NESTED = 1 << 16, 512  # bodies that take less than half a millisecond; others are decoded in turn
 HUGE_BYTES = 1 << 22  # a body that takes milliseconds to copy
+_UNLIMITED = nullcontext(UNLIMITED)
 
 
 class Inferences:
@@ -229,12 +230,13 @@ class Inferences:
             return await asyncio.to_thread(decode, api, body, prior)
 
 
-@contextmanager
-def permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterator[Permit]:
+def permitted(limiter: Limiter, principal: Principal, client: Client) -> AbstractContextManager[Permit]:
     """What a request may hold of its limits. One that we could not answer counts as if it had not come."""
-    if not principal.limits:
-        yield UNLIMITED
-        return
+    return _permitted(limiter, principal, client) if principal.limits else _UNLIMITED
+
+
+@contextmanager
+def _permitted(limiter: Limiter, principal: Principal, client: Client) -> Iterator[Permit]:
     permit = Permit(limiter, client.request_id, principal.tenant_id, principal.limits)
     client.limit_headers = permit.headers
     refund = False
@@ -261,7 +263,10 @@ def _is_light(body: bytes, prior: Prior | None) -> bool:
     head, end = (prior.head, prior.end) if prior else (0, 0)
     if len(body) > HUGE_BYTES or head + len(body) - end > LIGHT_BYTES:
         return False
-    return sum(body.count(opens, 0, head) + body.count(opens, end) for opens in (b"[", b"{")) <= LIGHT_NESTED
+    nested = body.count(b"[", end) + body.count(b"{", end)
+    if head:
+        nested += body.count(b"[", 0, head) + body.count(b"{", 0, head)
+    return nested <= LIGHT_NESTED
 
 
 def _check_head(method: str, headers: dict[bytes, bytes]) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from forebay.platform.api import prompt_metrics as metrics
 from forebay.platform.api.bounds import Turns
 from forebay.platform.api.engine_tokens import MOST_TEXTS, EngineTokens
-from forebay.platform.api.requests import BYTES_PER_TOKEN, ChatSource, Inference, Source, TextSource
+from forebay.platform.api.requests import BYTES_PER_TOKEN, SHORT, ChatSource, Inference, Source, TextSource
 from forebay.platform.api.transcripts import Known, Marks, Transcripts, messages_from, nearest, offset
 from forebay.platform.catalogue import Entry
 from forebay.platform.errors import ApiError, invalid
@@ -93,8 +93,8 @@ class Prompts:
         return {"rung": reader.rung, "reason": reason}
 
     def known(self, project: str, api: str, body: bytes) -> Known | None:
-        """What of the body was read before."""
-        return self._transcripts.known(project, body) if api == "chat.completions" else None
+        """What of the body was read before. A short one is read anew each time."""
+        return self._transcripts.known(project, body) if api == "chat.completions" and len(body) > SHORT else None
 
     async def read(self, unread: Unread) -> Prompt:
         """Raises `ApiError` 400 for a prompt that is longer than the model's context."""

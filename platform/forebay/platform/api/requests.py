@@ -21,12 +21,15 @@ TYPES: dict[str, type[Struct]] = {
     "embeddings": fields.EmbeddingRequest,
 }
 _KNOWN = {api: frozenset(kind.__struct_fields__) for api, kind in TYPES.items()}
+_FORWARDED = {
+    api: {name: f'"{name}":'.encode() for name in known - fields.NOT_FORWARDED} for api, known in _KNOWN.items()
+}
 _raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 BYTES_PER_TOKEN = 4  # a guess, good enough to weigh requests against each other
 EXPECTED_OUTPUT = 256  # tokens, where the request sets no limit
 MAX_VALUES = 1 << 20
 MAX_NESTED = 1 << 17
-SHORT = 1 << 11  # bytes of a body whose messages are hardly ever remembered one by one
+SHORT = 1 << 11  # bytes of a body whose messages are not remembered one by one
 _RENDERED = (  # what a chat template sees beside the messages
     "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort",
     "add_generation_prompt", "continue_final_message",
@@ -247,12 +250,12 @@ def _forward(
     api: str, members: dict[str, Any], raw: Mapping[str, Raw], messages: memoryview | None = None
 ) -> bytes:
     """Cut out of the body, not encoded again: the same numbers and escapes, at a tenth of the cost; and copied once."""
-    names = _KNOWN[api] - fields.NOT_FORWARDED
+    names = _FORWARDED[api]
     parts: list[bytes | memoryview | Raw] = []
     for name, value in members.items():
         if value is not None and name in names:
-            parts += b"," if parts else b"", f'"{name}":'.encode()
-            parts.append(messages if name == "messages" and messages is not None else raw[name])
+            whole = messages if name == "messages" and messages is not None else raw[name]
+            parts += b"," if parts else b"", names[name], whole
     return b"".join((b"{", *parts, b"}"))
 
 

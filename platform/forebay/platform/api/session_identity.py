@@ -39,7 +39,7 @@ def named_session(project: str, headers: Mapping[bytes, bytes], cache_key: str =
     """`headers` with names in lower case; `cache_key` is the body's `prompt_cache_key`. A header that cannot be meant
     (empty, too long, with control characters) is passed over."""
     for header, name in _SOURCES:
-        if value := _meant(headers, header):
+        if header in headers and (value := _meant(headers, header)):
             parent = _meant(headers, PARENTS[name]) if name in PARENTS else b""
             return Session(_key(project, name, parent or value), name)
     if cache_key:

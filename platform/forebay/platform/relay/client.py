@@ -35,7 +35,7 @@ class Client:
         self._receive = receive
         self._send = send
         self._started_at = time.perf_counter()
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Future[Any] | None = None
         self.request_id = request_id
         self.started = False
         self.answered = False  # something of the answer was sent: more than a heartbeat
@@ -95,13 +95,17 @@ class Client:
         return time.perf_counter() - self._started_at
 
     def watch(self) -> None:
-        """Notice from now on when the tenant leaves."""
-        self._watch = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
+        """Notice from now on when the tenant leaves. The server's own future needs no task to wait for it."""
+        self._watch = asyncio.ensure_future(self._receive())
+        self._watch.add_done_callback(self._received)
 
-    async def _wait_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._leave()
+    def _received(self, message: "asyncio.Future[Any]") -> None:
+        if message is not self._watch:  # closed meanwhile
+            return
+        if message.result()["type"] == "http.disconnect":
+            self._leave()
+        else:
+            self.watch()
 
     def _leave(self) -> None:
         if not self.left and not self.ended:
@@ -154,9 +158,9 @@ class Client:
 
     def close(self) -> None:
         self.ended = True
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
 
     async def _whole(self, status: int, body: bytes, headers: Headers) -> None:
         self.started = self.ended = True

@@ -19,7 +19,7 @@ from forebay.router import Usage, decode_usage
 T = TypeVar("T")
 MAX_FRAME = 8 << 20  # bytes of one event; no engine sends so much, so more is a broken stream
 DONE = b"data: [DONE]\n\n"
-_USAGE = b',"usage":'
+_USAGE = b'"usage":'
 _SHARED = ("id", "object", "created", "system_fingerprint")
 
 
@@ -28,19 +28,19 @@ class StreamError(Exception):
     relay it."""
 
 
-class _Choice(Struct):
+class _Choice(Struct, gc=False):
     index: int = 0
     finish_reason: str | None = None
 
 
-class _Spoken(_Choice):
+class _Spoken(_Choice, gc=False):
     """A choice with what it says, in a chat's `delta` or a completion's `text`."""
 
     delta: Delta | None = None
     text: Any = None
 
 
-class _Event(Struct):
+class _Event(Struct, gc=False):
     """`usage` and `error` as they stand in the event, empty where it has none."""
 
     choices: list[_Choice] | None = None
@@ -48,7 +48,7 @@ class _Event(Struct):
     error: msgspec.Raw = msgspec.Raw()
 
 
-class _Heard(_Event):
+class _Heard(_Event, gc=False):
     choices: list[_Spoken] | None = None  # type: ignore[assignment]  # a narrower one
 
 
@@ -100,6 +100,9 @@ class StreamTransform:
 
     def feed(self, data: bytes) -> bytes:
         """Raises `StreamError`."""
+        if data.find(b"\n") == len(data) - 2 and data.endswith(b"}\n\n") and not self._pending:  # one event, as usual
+            _check_text(data)
+            return self._frame(data[:-2])
         if self._pending:
             data = self._pending + data
             self._pending = b""
@@ -114,8 +117,6 @@ class StreamTransform:
                 return b""
             data = data[:cut]
         _check_text(data)
-        if data.count(b"\n\n") == 1:
-            return self._frame(data[:-2])
         return b"".join([self._frame(frame) for frame in data[:-2].split(b"\n\n")])
 
     def usage(self) -> Usage | None:
@@ -184,21 +185,24 @@ class StreamTransform:
             if self._rename[0] not in frame:
                 return self._slow_frame(frame, choices)
             frame = frame.replace(*self._rename, 1)
-        at = frame.find(_USAGE + usage)
+        at = frame.find(_USAGE)
+        value = at + len(_USAGE)
         plain = usage[:1] == b"{" or (usage == b"null" and choices)
+        laid = frame[at - 1 : at] == b"," and frame.startswith(usage, value) and frame.find(_USAGE, value) < 0
         twice = self._tier and b'"service_tier":' in frame  # the engine names one of its own
-        if not plain or twice or at < 0 or frame.count(_USAGE[1:]) != 1:
+        if at < 0 or not plain or not laid or twice:
             return self._slow_frame(frame, choices)
+        before, behind = frame[: at - 1], frame[value + len(usage) :]
         if usage != b"null":
             self._last_usage = usage
             if not choices:
                 self._final_usage = True
-                return frame[:at] + self._tier + frame[at:] + b"\n\n" if self._view.include_usage else b""
+                return before + self._tier + frame[at - 1 :] + b"\n\n" if self._view.include_usage else b""
             if self._multiple:
                 self._choice_usage[choices[0].index] = usage
         if self._view.continuous_usage:
-            return frame[:at] + self._tier + frame[at:] + b"\n\n"
-        return frame[:at] + self._tail + frame[at + len(_USAGE) + len(usage) :] + b"\n\n"
+            return before + self._tier + frame[at - 1 :] + b"\n\n"
+        return before + self._tail + behind + b"\n\n"
 
     def _see(self, choices: list[_Choice]) -> None:
         for choice in choices:

@@ -1,7 +1,7 @@
 """All requests on their way: each one's journey, and the engines that they are taken away from."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 
 from forebay.metering import Spool
 from forebay.platform.relay import upstream_errors
@@ -46,10 +46,10 @@ class Relay:
         self._grace = drain_grace or {}
         self._handing: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    async def run(self, call: Call, client: Client) -> None:
+    def run(self, call: Call, client: Client) -> Awaitable[None]:
         """Answer `client`. Raises `ApiError` where the answer is an error; the caller says it to the client. Raises
         `ClientLeft` where it has left before anything was sent to an engine."""
-        await Journey(call, client, self._means).run()
+        return Journey(call, client, self._means).run()
 
     def forget(self, pool: str, endpoint: str) -> None:
         """It has gone: one that comes under its name is another."""

@@ -18,18 +18,22 @@ from forebay.router import decode_usage
 # Characters of the answer before it, the engine's usage by then, and the tokens that earlier attempts had given.
 _Point = tuple[int, bytes, int]
 _SOME = 16  # events that are gathered
-_MANY = 256  # pieces, from which on they are put together: a piece is a few characters
+_MANY = 256  # pieces, from which on they are put together
 _NOTHING = (b"", b"null", b"[]", b'""')
 
 
-class Delta(Struct):
-    """What a chat's event says."""
+class Delta(Struct, gc=False):
+    """What a chat's event says. Like all that an event is read into, out of the collector's sight: there are as many
+    as tokens, and none knows of another."""
 
     content: Any = None
     tool_calls: Raw = Raw()
     function_call: Raw = Raw()
     reasoning: Raw = Raw()
     reasoning_content: Raw = Raw()
+
+
+_Fresh = tuple[Delta | None, Any, bytes]  # as `Seam.see` is told
 
 
 class Cut(Struct, frozen=True):
@@ -55,7 +59,7 @@ class Seam:
         self._pieces: list[str] = []
         self._length = 0
         self._points: deque[_Point] = deque()
-        self._fresh: list[tuple[Delta | None, Any, bytes]] = []
+        self._fresh: list[_Fresh] = []
         self._shown = 0  # of those
         self._before = 0
         self._from = 0  # where the engine that answers now went on
@@ -92,21 +96,33 @@ class Seam:
             self._points.pop()
 
     def _take(self) -> None:
-        held, points, length = self._held, self._points, self._length
-        for delta, text, usage in self._fresh[: self._shown]:
-            said = text if delta is None else self._heard(delta)
-            if said:  # what the engine made of a token may be no text yet
-                self._pieces.append(said)
-                length += len(said)
-                points.append((length + held, usage, self._before))
-        while len(points) > 1 and points[1][0] <= length:
-            points.popleft()
-        self._length = length
+        fresh = self._fresh[: self._shown]
         del self._fresh[: self._shown]
         self._shown = 0
+        heard = [text if delta is None else self._heard(delta) for delta, text, _ in fresh]
+        said = [piece if type(piece) is str else "" for piece in heard]
+        if text := "".join(said):  # what the engine made of a token may be none yet
+            self._pieces.append(text)
+            self._length += len(text)
+            self._mark(said, fresh)
         if len(self._pieces) > _MANY:
             self._chunks.append("".join(self._pieces))
             self._pieces.clear()
+
+    def _mark(self, said: list[str], fresh: list[_Fresh]) -> None:
+        """Points beyond the end, and one before: of many events those of the last few."""
+        held, length = self._held, self._length
+        at, found = length + held, deque[_Point]()
+        for piece, (_, _, usage) in zip(reversed(said), reversed(fresh), strict=True):
+            if piece:
+                found.appendleft((at, usage, self._before))
+                if at <= length:
+                    break
+                at -= len(piece)
+        points = self._points
+        while points and (found[0][0] <= length or (len(points) > 1 and points[1][0] <= length)):
+            points.popleft()
+        points.extend(found)
 
     def _heard(self, delta: Delta) -> str:
         if delta.tool_calls or delta.function_call or delta.reasoning or delta.reasoning_content:

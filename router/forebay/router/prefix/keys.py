@@ -16,6 +16,8 @@ MASK = (1 << 64) - 1
 _MOST = 1 << 23  # positions; no context is longer
 _SEEDS = 4096  # remembered: one for each LoRA and salt
 
+_ONE = np.uint64(1)
+
 Ids = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
 
@@ -49,8 +51,11 @@ class Weights:
 
     def running(self, total: int, position: int, ids: Ids) -> Keys:
         """The sums behind each of `ids`, which follow the first `position` tokens, whose sum is `total`."""
-        terms = (ids.astype(np.uint64) + np.uint64(1)) * self.span(position, position + len(ids))
-        return np.add.accumulate(terms, out=terms) + np.uint64(total)
+        sums: Keys = np.add(ids, _ONE, dtype=np.uint64)
+        sums *= self.span(position, position + len(ids))
+        np.add.accumulate(sums, out=sums)
+        sums += np.uint64(total)
+        return sums
 
     def _make_seed(self, lora: str | None, salt: str | None) -> int:
         parts = [b"" if part is None else b"+" + part.encode() for part in (lora, salt)]

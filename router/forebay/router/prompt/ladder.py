@@ -16,7 +16,7 @@ from forebay.router.prompt.ladder_cuts import Cuts, find_cuts
 from forebay.router.prompt.ladder_limit import TooLongError, surely_more
 from forebay.router.prompt.ladder_trials import probe, trials
 from forebay.router.prompt.prompt import Rung
-from forebay.router.prompt.tokenizer import Tokenizer
+from forebay.router.prompt.tokenizer import Tokenizer, to_ids
 
 SHORTEST = 128  # characters: a shorter segment is joined to the next, to tokenize it again costs little
 MOST = 1024  # segments of one text, about
@@ -41,7 +41,7 @@ class Ladder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Runs the self-test: some tenths of a second."""
         self.tokenizer = tokenizer
-        self._usual: dict[tuple[str, str], list[int]] = {}
+        self._usual: dict[tuple[str, str], Ids] = {}  # by what stands before a text, and the text
         self._cuts, self.reason = find_cuts(tokenizer)
         if self._cuts is not None:
             self._try_out(self._cuts)
@@ -61,11 +61,14 @@ class Ladder:
         _, segments = self.encode(text, room=_ANY)
         if segments and (last := segments[-1]).behind and not last.cut:
             (ids,) = self.tokenizer.encode_batch((last.behind + last.text,))
-            self._usual[last.behind, last.text] = ids[1:]
+            self._usual[last.behind, last.text] = to_ids((ids[1:],))
 
     def encode(self, text: str, *, behind: str = "", room: int, shortest: int = SHORTEST) -> tuple[Ids, list[Segment]]:
         """The ids of `text` and its segments. `behind`: the special token that stands before the text, "" where the
         prompt begins. Stops early with `TooLongError` if there are more than `room` tokens."""
+        usual = self._usual.get((behind, text))
+        if usual is not None and len(usual) <= room:
+            return usual, [Segment(text, behind, "", len(text), len(usual))]
         ids = array("I")
         done: list[Segment] = []
         batch: list[Segment] = []
@@ -90,10 +93,6 @@ class Ladder:
             yield Segment(text[start:], behind, "", len(text))
 
     def _encode(self, batch: list[Segment], ids: "array[int]", room: int) -> None:
-        if len(batch) == 1 and (usual := self._usual.get((batch[0].behind, batch[0].text))) is not None:
-            ids.fromlist(usual)
-            batch[0].count = len(ids)
-            batch = []
         for segment in batch:
             more = surely_more(self.tokenizer, segment.text, room - len(ids))
             if more:

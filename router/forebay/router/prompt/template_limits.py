@@ -29,14 +29,15 @@ class LimitReached(Stop):
 
 
 class Budget:
-    """What is left of the limits in one rendering. Every method raises `LimitReached` when nothing is."""
+    """What is left of the limits in one rendering. Every method raises `LimitReached` when nothing is. The clock, which
+    the system is asked for, is not looked at for a few steps."""
 
     __slots__ = ("_clock", "_deadline", "_limits", "_made", "_steps")
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock
-        self._deadline = clock() + limits.seconds
+        self._deadline: float | None = None
         self._steps = limits.steps
         self._made = limits.made
 
@@ -45,7 +46,10 @@ class Budget:
         if self._steps % _CLOCK_EVERY == 0:
             if self._steps < 0:
                 self.stop(f"takes more than {self._limits.steps} steps")
-            if self._clock() > self._deadline:
+            now = self._clock()
+            if self._deadline is None:
+                self._deadline = now + self._limits.seconds
+            elif now > self._deadline:
                 self.stop(f"takes longer than {self._limits.seconds:g} s")
 
     def make(self, characters: int) -> None:
