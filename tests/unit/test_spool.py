@@ -158,9 +158,10 @@ async def test_a_full_spool_takes_no_new_work_but_finishes_what_it_has(tmp_path:
             await spool.open(attempt(number))
             await spool.close(record(number, error="x" * 2000))
         assert 50 < number < 200
-        await spool.shipped([seq for seq, _ in await spool.pending(20)])
+        half = number // 2  # it is not measured at each commit, and may have become somewhat larger than its limit
+        await spool.shipped([seq for seq, _ in await spool.pending(half)])
         assert spool.accepting
-        assert spool.unshipped == number - 20
+        assert spool.unshipped == number - half
 
 
 async def test_a_disk_that_refuses_writes_loses_nothing_and_recovers(tmp_path: Path) -> None:
