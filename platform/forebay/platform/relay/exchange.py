@@ -71,6 +71,7 @@ class Exchange:
         self._patience = Patience(
             terms.timeouts, clock, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
+        client.bound(clock.left(terms.timeouts, self._patience.sent_at))
         self._view = call.view(endpoint, terms.name)
         self._stream = _transform(self._view, chain)
         self._tally = Tally(call, client, endpoint, self._stream, self._view)
