@@ -29,7 +29,7 @@ async def test_a_tenant_that_reads_slowly_does_not_have_longer(open_door: OpenDo
         loop = asyncio.get_running_loop()
         async with unread(door, request(door, chat(stream=True))) as end:
             began = time.monotonic()
-            while (data := await loop.sock_recv(end, 4096)) and time.monotonic() - began < 2.0 + SLACK_S:
+            while await loop.sock_recv(end, 4096) and time.monotonic() - began < 2.0 + SLACK_S:
                 await asyncio.sleep(0.01)
                 if not door.service.inferences.gate.in_flight:
                     break

@@ -15,6 +15,7 @@ from forebay.platform.relay.ending import Ending
 from forebay.platform.relay.frames import StreamError, StreamTransform, View
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import first_byte
+from forebay.platform.relay.nothing import nothing
 from forebay.platform.relay.patience import Clock, Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
@@ -270,6 +271,8 @@ class Exchange:
         if stream:
             if self.chain.carried is None:
                 objectives.first_token(self._terms, self._client.age_s)
+            call, shown = self.call, self._stream  # without this exchange, which knows the client
+            self._client.nothing = lambda: nothing(call, shown.identity())
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
