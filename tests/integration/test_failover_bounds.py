@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from forebay.platform.limits.rules import Level
+from forebay.platform.relay import client
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.scripted import END, SSE, ScriptedEngine, chunk
@@ -343,3 +344,28 @@ async def test_a_client_that_leaves_while_its_answer_waits_for_an_engine_pays_fo
         assert 0 < billed([record])["output"] <= record["engine_output"]
         assert billed([record])["input_uncached"] + billed([record])["cache_read"] > 0
         assert unbooked(door)
+
+
+# -- a long silence
+
+
+async def test_an_event_that_says_nothing_in_the_middle_of_an_answer_is_one_of_that_answer(
+    open_door: OpenDoor, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its id, also where the engine makes up its own."""
+    monkeypatch.setattr(client, "SILENT_S", 0.3)
+    frames: list[bytes] = []
+
+    async def quiet(writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE + b"".join(map(chunk, frames[:9])))
+        await asyncio.sleep(1.5)
+        writer.write(b"".join(map(chunk, frames[9:])) + END)
+
+    async with EngineDouble(PACE) as well, ScriptedEngine(quiet, model=MODEL) as silent:
+        frames += [f.replace(b'"id":"', b'"id":"own-') for f in await frames_of(well, body())]
+        async with open_door(silent, model=model, timeouts={"heartbeatAfter": 0.1}) as door:
+            response = await door.http.post(CHAT, json=body())
+        found = events(response.text)
+        assert any(event["choices"] and event["choices"][0]["delta"] == {} for event in found[:-2])
+        assert len({(event["id"], event["created"], event["object"]) for event in found}) == 1
+        assert said(found) == said(await plain(well, CHAT, body()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.platform.relay.frames import View
+from forebay.platform.relay.frames import StreamError, View
 from forebay.platform.relay.resumed import Carried, Diverged, ResumedTransform
 from forebay.platform.relay.seam import Seam
 from forebay.router import Usage, decode_usage
@@ -103,3 +103,17 @@ def test_usage_that_came_with_the_last_choice_is_told_once_more_at_the_end() -> 
     stream.feed(frame("x", 3, "stop") + b"data: [DONE]\n\n")
     (one,) = events(stream.closing())
     assert (one["choices"], one["usage"]["completion_tokens"], one["id"]) == ([], 13, "first")
+
+
+@pytest.mark.parametrize("usage", [b"[1]", b"5", b'"x"', b"true", b'{"prompt_tokens":30,"prompt_tokens_details":[1]}'])
+def test_an_engine_that_tells_no_usage_but_something_else_ends_no_answer(usage: bytes) -> None:
+    known = decode_usage(b'{"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":2}}')
+    transform = resumed(continuous=True, prompt=known)
+    (event,) = events(transform.feed(b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"so"}}],"usage":'
+                                     + usage + b"}\n\n"))  # fmt: skip
+    assert event["choices"][0]["delta"]["content"] == "so"
+
+
+def test_a_choice_that_is_none_is_its_engines_fault() -> None:
+    with pytest.raises(StreamError):
+        resumed().feed(b'data: {"id":"x","choices":[{"index":0,"delta":"so"}],"usage":null}\n\n')

@@ -111,4 +111,4 @@ class Chain:
             waits.append(
                 one.account.close(status, by or one.by, one.counted, error=one.error, at=one.at, reported=billed)
             )
-        await asyncio.gather(*waits)
+        await asyncio.shield(asyncio.gather(*waits))  # nobody else knows of them any more

@@ -12,6 +12,7 @@ BODY_TIMEOUT_S = 60.0
 PIECE = 1 << 14  # bytes that are handed to the server at once: it holds some ten pieces for one who does not read
 SILENT_S = 60.0  # of nothing but comments, after which one is an event: some clients' idle timers pass over comments
 BLOCKED_S = 1.0  # a write that takes longer is told of
+LATE_S = 1.0  # beyond a request's time: who is still being written to by then is what keeps its answer from ending
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -45,6 +46,7 @@ class Client:
         self.stalled = False  # left, in effect: it has stopped reading
         self._reading_since: float | None = None
         self._writing_since: float | None = None
+        self._until = float("inf")
         self._late = False
         self.nothing: Callable[[], bytes] | None = None  # makes an event that says nothing
         self._silent_since: float | None = None  # by the first comment since something was said
@@ -190,9 +192,15 @@ class Client:
         self._late = True
         return True
 
+    def bound(self, seconds: float) -> None:
+        """The answer may take so many more, and its tenant to read it."""
+        self._until = time.perf_counter() + seconds
+
     def check_stalled(self, limit: float) -> bool:
-        """Whether a write has waited longer than `limit` seconds for the tenant to read."""
-        if self._waits_longer(limit):
+        """Whether a write has waited longer than `limit` seconds for the tenant to read, or, however short, beyond the
+        time that the request may take."""
+        writes, late_s = self._writing_since is not None, time.perf_counter() - self._until
+        if self._waits_longer(limit) or (writes and late_s > LATE_S):
             self.stalled = self.left = True
         return self.stalled
 

@@ -15,6 +15,7 @@ from forebay.platform.relay.ending import Ending
 from forebay.platform.relay.frames import StreamError, StreamTransform, View
 from forebay.platform.relay.halt import halt
 from forebay.platform.relay.metrics import first_byte
+from forebay.platform.relay.nothing import nothing
 from forebay.platform.relay.patience import Clock, Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
@@ -71,6 +72,7 @@ class Exchange:
         self._patience = Patience(
             terms.timeouts, clock, stream=call.inference.stream, now=self._loop.time(), quiet_since=quiet_since
         )
+        client.bound(clock.left(terms.timeouts, self._patience.sent_at))
         self._view = call.view(endpoint, terms.name)
         self._stream = _transform(self._view, chain)
         self._tally = Tally(call, client, endpoint, self._stream, self._view)
@@ -269,6 +271,8 @@ class Exchange:
         if stream:
             if self.chain.carried is None:
                 objectives.first_token(self._terms, self._client.age_s)
+            call, shown = self.call, self._stream  # without this exchange, which knows the client
+            self._client.nothing = lambda: nothing(call, shown.identity())
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 

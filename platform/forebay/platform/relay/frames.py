@@ -268,8 +268,11 @@ def decode_whole(frame: bytes) -> tuple[dict[str, Any], list[_Choice]]:
 
 
 def spoken(choice: dict[str, Any]) -> _Spoken:
-    """A choice that was decoded whole."""
-    return _spoken.decode(msgspec.json.encode(choice))
+    """A choice that was decoded whole. Raises `StreamError`."""
+    try:
+        return _spoken.decode(msgspec.json.encode(choice))
+    except msgspec.DecodeError as error:
+        raise StreamError(f"not a choice: {error}") from error
 
 
 def error_frame(body: bytes) -> bytes:

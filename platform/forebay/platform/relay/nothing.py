@@ -1,6 +1,8 @@
 """An event that says nothing, for clients whose idle timers pass over comments."""
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,8 +15,9 @@ _SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def nothing(call: Call) -> bytes:
-    """Of the stream that the request asks for, under the id that engines give it. It has a choice: clients index it."""
+def nothing(call: Call, identity: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """Of the stream that the request asks for: under the id that engines give it, or with the `identity` of the answer
+    once it has begun. It has a choice: clients index it."""
     prefix, kind, said = _SHAPES[call.inference.api]
     event = {
         "id": prefix + call.request_id,
@@ -22,6 +25,7 @@ def nothing(call: Call) -> bytes:
         "created": int(time.time()),
         "model": call.asked,
         "choices": [{"index": 0, **said, "finish_reason": None}],
+        **identity,
     }
     if call.inference.include_usage:
         event["usage"] = None

@@ -132,7 +132,9 @@ class ResumedTransform(StreamTransform):
         usage = self.usage()
         if usage is None or self._last_usage is None:
             return None
-        shown: dict[str, Any] = msgspec.json.decode(self._last_usage)
+        shown = msgspec.json.decode(self._last_usage)
+        if not isinstance(shown, dict):
+            return None
         merged = self._carried.merged(usage)
         shown |= {
             "prompt_tokens": merged.prompt_tokens,
@@ -140,7 +142,7 @@ class ResumedTransform(StreamTransform):
             "total_tokens": (merged.prompt_tokens or 0) + (merged.completion_tokens or 0),
         }
         details = merged.prompt_tokens_details
-        if shown.get("prompt_tokens_details") and details is not None:
+        if isinstance(shown.get("prompt_tokens_details"), dict) and details is not None:
             told = {name: value for name, value in msgspec.structs.asdict(details).items() if value is not None}
             shown["prompt_tokens_details"] |= told
         return shown
