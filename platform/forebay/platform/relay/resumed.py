@@ -13,7 +13,7 @@ from forebay.platform.relay.frames import StreamError, StreamTransform, View, de
 from forebay.platform.relay.seam import Seam
 from forebay.router import Usage
 
-SOME = 2  # tokens of an answer that make a prompt longer, whatever becomes of them when it is tokenized anew
+SOME = 4  # tokens of an answer that make a prompt longer, whatever becomes of them when it is tokenized anew
 
 
 class Diverged(StreamError):  # noqa: N818 - as its kind
