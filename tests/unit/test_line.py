@@ -1,10 +1,12 @@
 """Requests that wait in the router until an engine will start them: who is sent when, and how every wait ends."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
+from forebay.router.core_line import LOOKED, MOVED
 from forebay.router.health import FIRST_OUT_S, Card, Failed
 from forebay.router.line import MOST
 from forebay.router.loads import Share
@@ -509,3 +511,25 @@ def test_a_clock_that_goes_back_leaves_placements_as_they_are(seconds: float) ->
     assert all(one.delayed_s < 60 for one in table.explain(("new", LONG)).values())
     number = table.request(("history", LONG), ("question", 50))
     assert placed(table.settled()[number]).endpoint == home
+
+
+def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are thousands, and everybody else would stand still meanwhile; each gets its turn soon after."""
+    table, _ = busy("x", "y")
+    for number in range(400):
+        table.request((f"chat {number}", 200), patience_s=1_000.0)
+    (gone,) = {one.home for one in table.core.lines[POOL].line}
+    weighed, options = list[Any](), table.pool.options
+
+    def count(*args: Any, **more: Any) -> Any:
+        weighed.append(args)
+        return options(*args, **more)
+
+    monkeypatch.setattr(table.pool, "options", count)
+    table.core.failed(POOL, gone, "refused", table.now, at_once=True)
+    table.pump()
+    assert 0 < len(weighed) <= MOVED + 2 * LOOKED + 1
+    for _ in range(100):
+        table.now += 0.06
+        table.pump()
+    assert {one.home for one in table.core.lines[POOL].line} == {"x", "y"} - {gone}
