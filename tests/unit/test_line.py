@@ -533,3 +533,16 @@ def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch:
         table.now += 0.06
         table.pump()
     assert {one.home for one in table.core.lines[POOL].line} == {"x", "y"} - {gone}
+
+
+def test_who_waits_in_the_cold_has_its_turn_and_stands_before_others() -> None:
+    """One tenant's many are not before another's one when an endpoint comes, only since nobody could weigh them."""
+    table = Table("x", tiers=Tiers([Tier(cold_s=60.0)]))
+    table.core.failed(POOL, "x", "refused", table.now, at_once=True)
+    asks = [msgspec.structs.replace(table.ask((f"chat {n}", 2_000)), tenant="many") for n in range(50)]
+    for ask in (*asks, msgspec.structs.replace(table.ask(("hello", 2_000)), tenant="one")):
+        table.core.request(ask, table.now)
+        table.now += 0.01
+    line = table.core.lines[POOL].line
+    assert [one.ask.tenant for one in line.ordered(table.now)][:2] == ["many", "one"]
+    assert sum(line.seconds.values()) > 51 * 2_000 * COLD_PREFILL_S / 2

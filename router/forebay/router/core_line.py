@@ -186,6 +186,14 @@ class CoreLine:
         self._unwanted.discard((waiting.tier.name, home.name))
         return self.line.add(waiting)
 
+    def add_cold(self, waiting: Waiting) -> bool:
+        """As `add`, of one that nothing can be weighed for: with nothing of it cached it has its turn, and is seen to
+        stand before others, as soon as an endpoint comes."""
+        rates, ask = self.pool.rates, waiting.ask
+        prefill_s = rates.fixed_s + rates.effective(ask.tokens, 0) * rates.prefill_s
+        self.line.weighed(waiting, "", prefill_s, cost(ask.tokens, ask.output))
+        return self.line.add(waiting)
+
     def gone(self, waiting: Waiting, now: float) -> None:
         """It was let in, and nothing is to be done for it."""
         self.gate.uncame(waiting.tier, waiting.came_s, waiting.came_at, now)
