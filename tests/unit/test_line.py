@@ -1,10 +1,12 @@
 """Requests that wait in the router until an engine will start them: who is sent when, and how every wait ends."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
+from forebay.router.core_line import LOOKED, MOVED
 from forebay.router.health import FIRST_OUT_S, Card, Failed
 from forebay.router.line import MOST
 from forebay.router.loads import Share
@@ -509,3 +511,38 @@ def test_a_clock_that_goes_back_leaves_placements_as_they_are(seconds: float) ->
     assert all(one.delayed_s < 60 for one in table.explain(("new", LONG)).values())
     number = table.request(("history", LONG), ("question", 50))
     assert placed(table.settled()[number]).endpoint == home
+
+
+def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are thousands, and everybody else would stand still meanwhile; each gets its turn soon after."""
+    table, _ = busy("x", "y")
+    for number in range(400):
+        table.request((f"chat {number}", 200), patience_s=1_000.0)
+    (gone,) = {one.home for one in table.core.lines[POOL].line}
+    weighed, options = list[Any](), table.pool.options
+
+    def count(*args: Any, **more: Any) -> Any:
+        weighed.append(args)
+        return options(*args, **more)
+
+    monkeypatch.setattr(table.pool, "options", count)
+    table.core.failed(POOL, gone, "refused", table.now, at_once=True)
+    table.pump()
+    assert 0 < len(weighed) <= MOVED + 2 * LOOKED + 1
+    for _ in range(100):
+        table.now += 0.06
+        table.pump()
+    assert {one.home for one in table.core.lines[POOL].line} == {"x", "y"} - {gone}
+
+
+def test_who_waits_in_the_cold_has_its_turn_and_stands_before_others() -> None:
+    """One tenant's many are not before another's one when an endpoint comes, only since nobody could weigh them."""
+    table = Table("x", tiers=Tiers([Tier(cold_s=60.0)]))
+    table.core.failed(POOL, "x", "refused", table.now, at_once=True)
+    asks = [msgspec.structs.replace(table.ask((f"chat {n}", 2_000)), tenant="many") for n in range(50)]
+    for ask in (*asks, msgspec.structs.replace(table.ask(("hello", 2_000)), tenant="one")):
+        table.core.request(ask, table.now)
+        table.now += 0.01
+    line = table.core.lines[POOL].line
+    assert [one.ask.tenant for one in line.ordered(table.now)][:2] == ["many", "one"]
+    assert sum(line.seconds.values()) > 51 * 2_000 * COLD_PREFILL_S / 2

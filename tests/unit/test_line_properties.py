@@ -231,7 +231,11 @@ class Life(RuleBasedStateMachine):
     def nothing_is_told_twice_or_late(self) -> None:
         assert self.core.settled() == []
         assert {waiting.number for waiting in self.line} == set(self.live) == set(self.core._waiting)
-        assert sum(self.line._bytes.values()) == sum(len(ask.keys) for ask, _, _ in self.live.values())
+        parts = [(len(part), held) for part, held in self.line._held.items()]
+        for length in (2, 3):
+            assert sum(held.number for n, held in parts if n == length) == len(self.live)
+            size = sum(len(ask.keys) for ask, _, _ in self.live.values())
+            assert sum(held.size for n, held in parts if n == length) == size
 
     @invariant()
     def counters_are_those_of_who_waits_and_runs(self) -> None:
@@ -246,7 +250,6 @@ class Life(RuleBasedStateMachine):
             assert backlog._keys == sorted((one.due, one.number) for one in backlog.ones)
             assert backlog._seconds == [one.prefill_s for one in backlog.ones]
             assert backlog.tokens == [one.cost / one.ask.weight for one in backlog.ones]
-            assert backlog.size == sum(len(one.ask.keys) for one in backlog.ones)
         waiting_in = {name: one.came - one.left for name, one in self.line._sessions.items()}
         assert waiting_in == Counter(one.ask.session for one in there if one.ask.session)
         assert set(line.counters._under_way) == {one.session for one in self.core._bookings.values() if one.session}

@@ -4,6 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from forebay.router.line import OF_FREE, Line
 from forebay.router.routing import Ask
@@ -140,3 +141,11 @@ def test_order_is_by_what_is_known_now() -> None:
     worst_at = line.ordered(10.0).index(worst)
     assert all(shortest_first(one) <= worst.since for one in line.ordered(10.0)[:worst_at])
     assert sorted(line.ordered(10.0), key=shortest_first) == line.ordered(10.0)
+
+
+def test_a_tenant_whose_many_streams_wait_again_takes_no_newcomers_places() -> None:
+    line = Line(most=10, most_bytes=100_000)
+    again = [structs.replace(waiting(n), ask=Ask("main", b"", 100, 10, tenant="a", promised=True)) for n in range(20)]
+    assert 8 <= sum(map(line.add, again)) <= 10
+    others = [structs.replace(waiting(n), ask=Ask("main", b"", 100, 10, tenant=f"{n}")) for n in range(20, 40)]
+    assert sum(map(line.add, others)) == 10

@@ -88,12 +88,17 @@ class Gate:
         """Whether enough was seen to refuse somebody for what is predicted."""
         return self.learnt or self.pace.time >= SEEN_S
 
+    def rate(self, tier: Tier, able: int, now: float) -> float:
+        """Seconds of prefill a second that a tier gets, as much as there is: of the pace what higher ones leave."""
+        pace = self.pace.rate(able, learnt=self.learnt)
+        higher = sum(self._coming[one.name].rate(now) for one in self.tiers if one.rank < tier.rank)
+        return max(pace - higher, tier.share * pace, LEAST_PACE * pace)
+
     def wait_s(self, tier: Tier, ahead: Ahead, able: int, now: float) -> float:
         """Seconds until it would begin. What goes first for a tier's share is counted as far as that share lets it, in
         just that time."""
         pace = self.pace.rate(able, learnt=self.learnt)
-        higher = sum(self._coming[one.name].rate(now) for one in self.tiers if one.rank < tier.rank)
-        rate = max(pace - higher, tier.share * pace, LEAST_PACE * pace)
+        rate = self.rate(tier, able, now)
         before, shorts = ahead.higher_s + ahead.own_s, list(ahead.shorts)
         while True:
             taken = sum(short.share for short in shorts) * pace

@@ -9,12 +9,11 @@ from forebay.router.waiting import Waiting
 
 class Backlog:
     """Sorted by `due`, of equals who came first. Seconds and tokens stand in lists of their own, since thousands of
-    those are summed in microseconds. `size`: bytes of keys."""
+    those are summed in microseconds."""
 
     def __init__(self) -> None:
         self.ones: list[Waiting] = []
         self.tokens: list[float] = []  # that the tenant will be charged
-        self.size = 0
         self._seconds: list[float] = []
         self._keys: list[tuple[float, int]] = []
 
@@ -31,14 +30,12 @@ class Backlog:
         self.ones.insert(at, waiting)
         self.tokens.insert(at, waiting.cost / waiting.ask.weight)
         self._seconds.insert(at, waiting.prefill_s)
-        self.size += len(waiting.ask.keys)
 
     def remove(self, waiting: Waiting) -> None:
         """As it was when it was added."""
         at = bisect_left(self._keys, (waiting.due, waiting.number))
         for column in (self._keys, self.ones, self.tokens, self._seconds):
             del column[at]
-        self.size -= len(waiting.ask.keys)
 
     def before(self, due: float) -> tuple[int, float, float]:
         """What goes before a newcomer of the same tenant: requests, seconds of prefill, tokens."""

@@ -100,7 +100,7 @@ class Core:
         line = self.lines.get(ask.pool)
         options = line.options(waiting, now) if line is not None else []
         if line is not None and not options and line.cold(waiting, now):
-            if line.line.add(waiting):
+            if line.add_cold(waiting):
                 self._waiting[waiting.number] = waiting
             else:
                 self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, 1.0, waiting.tier.name)))

@@ -9,7 +9,7 @@ from forebay.router.ceilings import Ceilings
 from forebay.router.core_pool import CorePool
 from forebay.router.eviction import may_miss, misses
 from forebay.router.fairness import Counters, Shares, cost
-from forebay.router.line import Ahead, Line
+from forebay.router.line import Line
 from forebay.router.loads import Booking
 from forebay.router.member import Member
 from forebay.router.placement import Option, choose
@@ -23,6 +23,7 @@ WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody ask
 AGAIN_S = 0.05  # between two times that some are weighed of so many that not all can be at once
 _MOST_TOKENS = 1 << 24  # of one request: an engine that says more is not believed
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
+MOVED = 64  # of those whose endpoint has gone, that are weighed anew at a time
 
 MOSTLY = 0.5  # of a conversation, that is still cached
 SPARE = 2.0  # times its least share, that a tier is left with where others are late
@@ -147,11 +148,12 @@ class CoreLine:
         """Who waits, and for how long still: for what is before it in the line, and at the endpoint where it would
         go."""
         before, able = dict.fromkeys((tier.rank for tier in self.tiers), 0.0), self._takers()
+        rates = {tier.name: self.gate.rate(tier, able, now) for tier in self.tiers}
         queued_s = {name: _ahead_s(member, now) for name, member in self.pool.members.items()}
         for one in self.line.ordered(now):
             rank = one.tier.rank
-            ahead = Ahead(own_s=sum(seconds for other, seconds in before.items() if other <= rank))
-            yield one, max(self.gate.wait_s(one.tier, ahead, able, now), queued_s.get(one.home, 0.0))
+            ahead_s = sum(seconds for other, seconds in before.items() if other <= rank)
+            yield one, max(ahead_s / rates[one.tier.name], queued_s.get(one.home, 0.0))
             before[rank] += one.prefill_s
 
     def spares(self, tier: str) -> bool:
@@ -161,6 +163,12 @@ class CoreLine:
     def cold(self, waiting: Waiting, now: float) -> bool:
         """Whether it waits for an endpoint to come: none may be asked, and its tier says that it may wait so long."""
         if waiting.tier.cold_s <= 0 or any(map(self.pool.takes, self.pool.members.values())):
+            return False
+        return self._puts_off(waiting, now)
+
+    def _puts_off(self, waiting: Waiting, now: float) -> bool:
+        """Put off the deadline of one that waits for an endpoint, as far as its tier says."""
+        if waiting.tier.cold_s <= 0:
             return False
         waiting.cold_until = min(waiting.cold_until, now + waiting.tier.cold_s)
         until = min(waiting.cold_until, waiting.latest)
@@ -176,6 +184,14 @@ class CoreLine:
         """False: there is no room."""
         self.line.weighed(waiting, home.name, home.prefill_s, _cost(waiting, home))
         self._unwanted.discard((waiting.tier.name, home.name))
+        return self.line.add(waiting)
+
+    def add_cold(self, waiting: Waiting) -> bool:
+        """As `add`, of one that nothing can be weighed for: with nothing of it cached it has its turn, and is seen to
+        stand before others, as soon as an endpoint comes."""
+        rates, ask = self.pool.rates, waiting.ask
+        prefill_s = rates.fixed_s + rates.effective(ask.tokens, 0) * rates.prefill_s
+        self.line.weighed(waiting, "", prefill_s, cost(ask.tokens, ask.output))
         return self.line.add(waiting)
 
     def gone(self, waiting: Waiting, now: float) -> None:
@@ -239,11 +255,9 @@ class CoreLine:
         if not able:  # nobody can go anywhere: those whose tier does not wait for that are told
             if changed or not now < self._weigh_at <= now + WEIGHED_S:
                 self._weigh_at = now + WEIGHED_S
-                for waiting in tuple(self.line):
-                    yield waiting, []
+                yield from ((waiting, []) for waiting in tuple(self.line) if not self._puts_off(waiting, now))
             return
-        tiers = [self.tiers[name] for name in self.line.tiers]
-        opened = {tier.name: {name for name in able if self.opens(name, now, tier)} for tier in tiers}
+        opened = self._opened(able, now)
         pairs = {(tier, name) for tier, names in opened.items() for name in names}
         if not changed and not pairs - self._unwanted and now < self._weigh_at <= now + WEIGHED_S:
             return
@@ -251,10 +265,12 @@ class CoreLine:
         ahead = dict.fromkeys(able, 0.0)  # seconds of what waits before, by where it would go
         ordered = self.line.ordered(now)
         looked = self._looked(ordered, now, all_stale=changed)
+        looked.update(islice((one.number for one in ordered if one.home not in ahead), MOVED))
         for waiting in ordered:
             home, mine = waiting.home, opened[waiting.tier.name]
-            if waiting.number not in looked and home in ahead and home not in mine:
-                ahead[home] += waiting.prefill_s
+            if waiting.number not in looked and home not in mine:
+                if home in ahead:
+                    ahead[home] += waiting.prefill_s
                 continue
             options = self._weighed(waiting, now, ahead)
             if not options:
@@ -273,6 +289,15 @@ class CoreLine:
             if not any(opened.values()):
                 return
         self._unwanted = {(tier, name) for tier, names in opened.items() for name in names}
+
+    def _opened(self, able: Iterable[str], now: float) -> dict[str, set[str]]:
+        """By tier that waits, the endpoints that would start more work of it soon."""
+        members, opened = self.pool.members, dict[str, set[str]]()
+        there = [(name, _ahead_s(members[name], now), members[name].load.in_flight) for name in able]
+        for tier in map(self.tiers.__getitem__, self.line.tiers):
+            short, opens = self.shares.short(tier.name), self.ceilings.opens
+            opened[tier.name] = {name for name, ahead_s, flying in there if opens(tier, ahead_s, flying, short=short)}
+        return opened
 
     def _looked(self, ordered: list[Waiting], now: float, *, all_stale: bool) -> set[int]:
         """Who is weighed anew, and when that is to be asked again."""

@@ -38,6 +38,13 @@ class Ahead(Struct, frozen=True):
     shorts: tuple[Short, ...] = ()
 
 
+class _Held(Struct):
+    """How many wait, and bytes of their keys."""
+
+    number: int = 0
+    size: int = 0
+
+
 class _Session(Struct):
     """Of one with requests in the line: how many came, and how many of those have left it."""
 
@@ -65,7 +72,8 @@ class Line:
         self._order = order
         self._most = max(1, most // len(tiers))
         self._most_bytes = max(1, most_bytes // len(tiers))
-        self._bytes: dict[str, int] = {}
+        # By tier, and of those by tenant: newcomers, and those that were admitted once.
+        self._held: dict[tuple[str, bool] | tuple[str, bool, str], _Held] = {}
         self._by_number: dict[int, Waiting] = {}
         self._by_tier: dict[str, dict[int, Waiting]] = {}
         self._backlogs: dict[str, dict[str, Backlog]] = {}  # by tier and tenant
@@ -96,7 +104,9 @@ class Line:
         if ask.session:
             self._sessions.setdefault(ask.session, _Session()).came += 1
         self._by_number[waiting.number] = self._by_tier.setdefault(name, {})[waiting.number] = waiting
-        self._bytes[name] = self._bytes.get(name, 0) + len(ask.keys)
+        for part in self._parts(waiting):
+            held = self._held.setdefault(part, _Held())
+            held.number, held.size = held.number + 1, held.size + len(ask.keys)
         self.seconds[name] = self.seconds.get(name, 0.0) + waiting.prefill_s
         self._backlogs.setdefault(name, {}).setdefault(ask.tenant, Backlog()).add(waiting)
         self.counters.joined(waiting.tier.rank, ask.tenant)
@@ -104,14 +114,17 @@ class Line:
             self._ends[int(waiting.keys[-1])] += 1
         return True
 
+    def _parts(self, waiting: Waiting) -> tuple[tuple[str, bool], tuple[str, bool, str]]:
+        name, promised = waiting.tier.name, waiting.promised
+        return (name, promised), (name, promised, waiting.ask.tenant)
+
     def _fits(self, waiting: Waiting) -> bool:
-        """Those that were admitted once find as much room again. One tenant's flood leaves some to the others."""
-        name, times = waiting.tier.name, 2 if waiting.promised else 1
-        places = times * self._most - len(self._by_tier.get(name, ())) - 1
-        room = times * self._most_bytes - self._bytes.get(name, 0) - len(waiting.ask.keys)
-        mine = self._backlogs.get(name, {}).get(waiting.ask.tenant)
-        held, size = (len(mine), mine.size) if mine is not None else (0, 0)
-        return min(places, room) >= 0 and held <= OF_FREE * places and size <= OF_FREE * room
+        """Those that were admitted once find as much room again, and take none of newcomers'. One tenant's flood leaves
+        some to the others."""
+        everyone, mine = (self._held.get(part) or _Held() for part in self._parts(waiting))
+        places = self._most - everyone.number - 1
+        room = self._most_bytes - everyone.size - len(waiting.ask.keys)
+        return min(places, room) >= 0 and mine.number <= OF_FREE * places and mine.size <= OF_FREE * room
 
     def remove(self, number: int) -> Waiting | None:
         waiting = self._by_number.pop(number, None)
@@ -122,7 +135,11 @@ class Line:
             mine.remove(waiting)
             if not mine:
                 del self._backlogs[name][ask.tenant]
-            self._bytes[name] -= len(ask.keys)
+            for part in self._parts(waiting):
+                held = self._held[part]
+                held.number, held.size = held.number - 1, held.size - len(ask.keys)
+                if not held.number:
+                    del self._held[part]
             self.seconds[name] -= waiting.prefill_s
             self.counters.left(waiting.tier.rank, ask.tenant)
             if ask.session:
@@ -136,7 +153,7 @@ class Line:
                 if not self._ends[end]:
                     del self._ends[end]
             if not there:
-                del self._by_tier[name], self._bytes[name], self.seconds[name], self._backlogs[name]
+                del self._by_tier[name], self.seconds[name], self._backlogs[name]
         return waiting
 
     def continues(self, keys: Keys) -> bool:
