@@ -214,3 +214,20 @@ def test_who_comes_anew_is_not_held_to_what_others_were_charged_too_much() -> No
         counters.ended(0, "busy", "", 300.0 - 65_546.0)
     counters.joined(0, "new")
     assert counters.served(0, "new") == counters.served(0, "busy")
+
+
+def test_what_is_refunded_of_before_is_no_credit_to_who_was_lifted_since() -> None:
+    counters = Counters()
+    for _ in range(100):
+        counters.placed(0, "idle", "", 5_500)
+    counters.joined(0, "busy")
+    counters.placed(0, "busy", "", 1_000_000)
+    counters.lift(0, counters.served(0, "busy"))
+    counters.joined(0, "idle")
+    lifted = counters.served(0, "idle")
+    for _ in range(100):
+        counters.ended(0, "idle", "", -5_000)
+    assert counters.served(0, "idle") == lifted
+    counters.placed(0, "idle", "", 5_500)
+    counters.ended(0, "idle", "", -5_000)
+    assert counters.served(0, "idle") == lifted + 500

@@ -30,6 +30,7 @@ class Counters:
     def __init__(self, most: int = MOST_COUNTERS) -> None:
         self._most = most
         self._served: dict[Key, float] = {}
+        self._lifted: dict[Key, float] = {}  # to where, last: what is refunded of before is no credit
         self._waiting: dict[Key, int] = {}
         self._in_rank: dict[int, int] = {}
         self._floor: dict[int, float] = {}
@@ -59,7 +60,7 @@ class Counters:
     def joined(self, rank: int, tenant: str) -> None:
         """It has one more that waits."""
         key = rank, tenant
-        self._served[key] = self.served(rank, tenant)
+        self._lift(key)
         self._waiting[key] = self._waiting.get(key, 0) + 1
         self._in_rank[rank] = self._in_rank.get(rank, 0) + 1
         self._trim()
@@ -77,22 +78,30 @@ class Counters:
 
     def placed(self, rank: int, tenant: str, session: str, tokens: float) -> None:
         """Charge a tenant for what is expected of a request."""
-        served = self.served(rank, tenant)
+        key = rank, tenant
+        self._lift(key)
         if not self._in_rank.get(rank):
-            self.lift(rank, max(self._floor.get(rank, 0.0), served))
-        self._served[rank, tenant] = served + tokens
+            self.lift(rank, max(self._floor.get(rank, 0.0), self._served[key]))
+        self._served[key] += tokens
         if session:
             self._under_way[session] = self._under_way.get(session, 0) + 1
         self._trim()
 
     def ended(self, rank: int, tenant: str, session: str, more: float = 0.0) -> None:
         """`more`: tokens than were charged. Of one that is forgotten nothing changes."""
-        if (rank, tenant) in self._served:
-            self._served[rank, tenant] = max(0.0, self._served[rank, tenant] + more)
+        key = rank, tenant
+        if key in self._served:
+            self._served[key] = max(self._lifted.get(key, 0.0), self._served[key] + more)
         if session in self._under_way:
             self._under_way[session] -= 1
             if not self._under_way[session]:
                 del self._under_way[session]
+
+    def _lift(self, key: Key) -> None:
+        served = self.served(*key)
+        if served > self._served.get(key, 0.0):
+            self._lifted[key] = served
+        self._served[key] = served
 
     def _trim(self) -> None:
         if len(self._served) <= self._most:
@@ -100,6 +109,7 @@ class Counters:
         idle = sorted((key for key in self._served if key not in self._waiting), key=self._served.__getitem__)
         for key in idle[: len(self._served) - self._most * 3 // 4]:
             del self._served[key]
+            self._lifted.pop(key, None)
 
 
 class Shares:
