@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
+from tests.doubles.engine import tokens
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
@@ -32,6 +34,16 @@ def known_template(directory: Path, template: str) -> dict[str, str]:
     where.mkdir()
     made = small(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False))
     return {"tokenizer": str(save(made, where, chat_template=template))}
+
+
+def known_tokens(directory: Path) -> dict[str, str]:
+    """Those of the engine's double."""
+    where = directory / "tokenizer"
+    where.mkdir()
+    made = Library(models.WordLevel({**tokens.vocabulary(), "<unk>": 0}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(tokens.PIECES.pattern), "isolated")
+    made.decoder = decoders.Fuse()
+    return {"tokenizer": str(save(made, where))}
 
 
 def body(content: str = "hello", **members: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from forebay.router import Ask, Placed, Result, Router
+from tests.doubles.engine import tokens
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.eventually import eventually
@@ -26,6 +27,7 @@ from tests.integration.failing import (
     chain,
     events,
     known_template,
+    known_tokens,
     pair,
     plain,
     said,
@@ -81,6 +83,27 @@ async def test_a_completion_goes_on_where_its_engine_was_lost(open_door: OpenDoo
         assert said(found) == said(whole)
         assert found[-1]["usage"]["completion_tokens"] == 16  # as many as where nothing is said
         assert [r["status"] for r in await chain(door, response)] == ["continued", "completed"]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_prompt_of_token_ids_goes_on_where_its_engine_was_lost(
+    open_door: OpenDoor, tmp_path: Path, listed: bool
+) -> None:
+    ids = tokens.encode("once upon a time")
+    alone = msgspec.structs.replace(PACE, tokenize=False)  # its tokens are not compared: others have none here
+    async with pair(open_door, DIES, settings=alone, model=known_tokens(tmp_path)) as (dying, well, door):
+        request = {**body(), "prompt": [ids] if listed else ids}
+        del request["messages"]
+        response = await until_asked(door, dying, TEXT, request)
+        found, whole = events(response.text), await plain(well, TEXT, request)
+        assert said(found) == said(whole)
+        asked = msgspec.json.decode([r for r in well.requests if r.path == TEXT][-2].body)["prompt"]
+        assert asked == ids + tokens.encode(said(whole))[: len(asked) - len(ids)]
+        assert len(asked) > len(ids)
+        records = await chain(door, response)
+        assert [r["status"] for r in records] == ["continued", "completed"]
+        assert billed(records)["output"] == 40
+        assert sum(billed(records).values()) == 40 + len(ids)
 
 
 async def test_what_an_engine_had_kept_back_for_a_stop_string_is_neither_lost_nor_said_twice(

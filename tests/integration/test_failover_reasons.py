@@ -43,7 +43,6 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": WHERE}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "choices": (CHAT, {"n": 2, "temperature": 1}),
     "prompts": (TEXT, {"prompt": ["a", "b"]}),
-    "token_ids": (TEXT, {"prompt": [104, 105, 106]}),
     "echo": (TEXT, {"prompt": "a", "echo": True}),
     "suffix": (TEXT, {"prompt": "a", "suffix": "b"}),
     "logprobs": (CHAT, {"logprobs": True}),
@@ -142,6 +141,30 @@ async def test_a_template_that_does_not_continue_exactly_is_not_relied_on(
         open_door(engine, model={} if kind == "unknown" else made) as door,
     ):
         await told(door, await door.http.post(CHAT, json=body()), "template")
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_token_ids_are_not_continued_by_a_tokenizer_that_says_the_answer_otherwise(
+    open_door: OpenDoor, tmp_path: Path, known: bool
+) -> None:
+    frames = [event("", 1).replace(b'"delta":{"content":""}', b'"text":" half a \\ufffd"')]
+    async with (
+        ScriptedEngine(dying_after(*frames), model=MODEL) as engine,
+        open_door(engine, model=known_template(tmp_path, CHATML) if known else {}) as door,
+    ):
+        request = {**body(), "prompt": [104, 105, 106]}
+        del request["messages"]
+        await told(door, await door.http.post(TEXT, json=request), "token_ids")
+
+
+async def test_token_ids_are_not_continued_by_a_tokenizer_that_is_not_the_engines(
+    open_door: OpenDoor, model: dict[str, str]
+) -> None:
+    async with EngineDouble(PACE, faults=(DIES,)) as engine, open_door(engine, model=model) as door:
+        await eventually(lambda: door.service.inferences._relay._means.resumer._disputed)
+        request = {**body(), "prompt": [104, 105, 106]}
+        del request["messages"]
+        await told(door, await door.http.post(TEXT, json=request), "token_ids")
 
 
 async def test_a_plain_engine_is_not_relied_on(open_door: OpenDoor, model: dict[str, str]) -> None:

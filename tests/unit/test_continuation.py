@@ -40,7 +40,6 @@ def asked(request: Inference, of: Seam | None = None) -> dict[str, Any]:
 ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "choices": [("chat.completions", {"n": 2}), ("completions", {"n": 3})],
     "prompts": [("completions", {"prompt": ["a", "b"]}), ("completions", {"prompt": [[1], [2]]})],
-    "token_ids": [("completions", {"prompt": [1, 2, 3]})],
     "echo": [("completions", {"echo": True})],
     "suffix": [("completions", {"suffix": "the end"})],
     "logprobs": [("chat.completions", {"logprobs": True}), ("completions", {"logprobs": 0})],
@@ -131,6 +130,25 @@ def test_a_completions_prompt_goes_on_with_the_answer() -> None:
     body = asked(inference("completions", prompt="Once ☀"))
     assert body["prompt"] == "Once ☀ and then"
     assert "continue_final_message" not in body
+
+
+@pytest.mark.parametrize(("prompt", "behind", "expected"), [
+    ([1, 2], [3, 4], [1, 2, 3, 4]), ([[1, 2]], [3], [1, 2, 3]), (["Once"], None, "Once and then"),
+    ([1, 2], None, "token_ids"), ([[1, 2]], None, "token_ids"),
+])  # fmt: skip
+def test_a_prompt_of_token_ids_goes_on_with_those_of_the_answer(prompt: Any, behind: Any, expected: Any) -> None:
+    request, told = inference("completions", prompt=prompt), list[Any]()
+
+    def says(*given: Any) -> Any:
+        told.append(given)
+        return behind
+
+    found = resumption(request, members_of(request), seam(), says)
+    if isinstance(found, Resumption):
+        assert json.loads(found.inference.forward)["prompt"] == expected
+    else:
+        assert found == expected == resumption(request, members_of(request), seam())  # nor without a tokenizer
+    assert told in ([], [([1, 2], " and then")])
 
 
 def test_an_answer_of_which_nothing_was_said_begins_anew() -> None:

@@ -173,19 +173,20 @@ async def running(
         router: Router = seat.router if seat is not None else routing.router  # type: ignore[union-attr]
         weights, memory = weights_of(config), _memory(config)
         readers = await load_readers(config, weights, memory)
-        relay = _relaying(stack, config, router, spool, tiers=tiers, readers=readers)
+        catalogue = build_catalogue(config, pools)
+        engines = EngineTokens(router)
+        agreement = Agreement(readers.prompters, catalogue, engines)
+        disputed = agreement.disputed
+        relay = _relaying(stack, config, router, spool, tiers=tiers, readers=readers, disputed=disputed)
         roster = seat.router.roster if seat is not None else routing.roster  # type: ignore[union-attr]
         roster.listen(lambda pool, specs: _keep(pools, relay, pool, specs))
         stores = await _watching(stack, engine, valkey_url)
         limiter = await stack.enter_async_context(_limiting(config, valkey_url, workers=seat.of if seat else 1))
-        catalogue = build_catalogue(config, pools)
-        engines = EngineTokens(router)
-        agreement = Agreement(readers.prompters, catalogue, engines)
         stack.push_async_callback(end, background("tokenizers", agreement.run))
         inferences = Inferences(
             auth=auth,
             catalogue=catalogue,
-            prompts=Prompts(readers, weights, memory, router, engines, disputed=agreement.disputed),
+            prompts=Prompts(readers, weights, memory, router, engines, disputed=disputed),
             router=router,
             spool=spool,
             server=config.server,
@@ -241,7 +242,14 @@ def _connecting(stack: AsyncExitStack, config: Config) -> list[Pool]:
 
 
 def _relaying(
-    stack: AsyncExitStack, config: Config, router: Router, spool: Spool, *, tiers: TierTable, readers: Readers
+    stack: AsyncExitStack,
+    config: Config,
+    router: Router,
+    spool: Spool,
+    *,
+    tiers: TierTable,
+    readers: Readers,
+    disputed: Collection[str],
 ) -> Relay:
     relay = Relay(
         router,
@@ -249,6 +257,7 @@ def _relaying(
         tiers,
         checkpoint_every=config.stores.checkpoint_every,
         prompters=readers.prompters,
+        disputed=disputed,
         drain_grace={pool.name: pool.drain_grace for pool in config.pools},
     )
     stack.push_async_callback(relay.close)

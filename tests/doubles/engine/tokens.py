@@ -14,7 +14,7 @@ from typing import Any
 BEGIN, END, NEWLINE = 1, 2, 3
 _RESERVED = 100
 _VOCABULARY = 49_152
-_PIECES = re.compile(r"\s?\w{1,12}|\s?[^\w\s]+|\s+")
+PIECES = re.compile(r"\s?\w{1,12}|\s?[^\w\s]+|\s+")
 
 _TEXT = (
     "the river runs past old stone houses and a quiet garden where people talk about rain bread music children "
@@ -44,7 +44,12 @@ def _piece_id(piece: str) -> int:
 
 
 def encode(text: str) -> list[int]:
-    return [_piece_id(piece) for piece in _PIECES.findall(text)]
+    return [_piece_id(piece) for piece in PIECES.findall(text)]
+
+
+def vocabulary() -> dict[str, int]:
+    """The ids of all that is ever generated."""
+    return {piece: _piece_id(piece) for word in _WORDS for piece in (word, " " + word)}
 
 
 def role_token(role: str) -> int:

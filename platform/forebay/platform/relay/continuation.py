@@ -13,9 +13,11 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from forebay.platform.api.requests import Inference
-from forebay.platform.relay.seam import Cut, Seam
+from forebay.platform.relay.seam import Cut, Seam, Still
 from forebay.router import Chat
 
+# Token ids that say a text behind others; None where none say just that.
+Behind = Callable[[list[int], str], list[int] | None]
 COMPLETION_LIMIT = 16  # tokens, where a request for a completion names none (vLLM 0.32, as OpenAI)
 
 
@@ -49,6 +51,14 @@ class Members(Struct):
     continue_final_message: bool | None = None
 
     @property
+    def one_prompt(self) -> str | list[int]:
+        """Of a completion of a single one: a text or token ids, alone or in a list."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        return prompt  # type: ignore[no-any-return]  # it was checked when the request came
+
+    @property
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -68,7 +78,6 @@ class Row(Struct, frozen=True):
 UNFAITHFUL = (
     Row("choices", "several choices were asked for", lambda i, m: i.n > 1),
     Row("prompts", "several prompts were sent", lambda i, m: i.prompts > 1),
-    Row("token_ids", "its prompt was sent as token ids", lambda i, m: isinstance(m.prompt, list) and i.prompts == 1),
     Row("echo", "the prompt is part of the answer", lambda i, m: m.echo),
     Row("suffix", "it is inserted before a text", lambda i, m: m.suffix),
     Row("logprobs", "log probabilities were asked for",
@@ -93,6 +102,7 @@ BLOCKED = {
 OTHERS = {
     "untold_usage": "its engine does not tell how many tokens it has given",
     "complete": "no token may be left",
+    "token_ids": "its prompt was sent as token ids, and the model's tokenizer is not known, or says it otherwise there",
     "template": "the model's chat template does not continue it exactly (as Harmony's), or is not known",
     "engine": "no engine of its pool can continue what another one began",
 }
@@ -126,8 +136,10 @@ def unfaithful(inference: Inference, members: Members) -> str:
     return next((row.reason for row in UNFAITHFUL if row.holds(inference, members)), "")
 
 
-def resumption(inference: Inference, members: Members, seam: Seam) -> Resumption | str:
-    """What to ask for, or why the answer cannot be continued."""
+def resumption(
+    inference: Inference, members: Members, seam: Seam | Still, behind: Behind | None = None
+) -> Resumption | str:
+    """What to ask for, or why the answer cannot be continued. `behind` is the model's, where its tokenizer is known."""
     if reason := unfaithful(inference, members) or seam.blocked:
         return reason
     cut = seam.cut(greedy=members.greedy)
@@ -139,7 +151,10 @@ def resumption(inference: Inference, members: Members, seam: Seam) -> Resumption
     raw = msgspec.json.decode(inference.forward, type=dict[str, Raw])
     raw |= {name: Raw(msgspec.json.encode(limit)) for name, limit in limits.items()}
     if cut.text:
-        raw |= _begun(inference, members, raw, cut.text)
+        begun = _begun(inference, members, raw, cut.text, behind)
+        if begun is None:
+            return "token_ids"
+        raw |= begun
     forward = msgspec.json.encode(raw)
     return Resumption(structs.replace(inference, forward=forward), cut)
 
@@ -155,9 +170,16 @@ def chat_of(members: Members) -> Chat:
     )
 
 
-def _begun(inference: Inference, members: Members, raw: dict[str, Raw], text: str) -> dict[str, Raw]:
+def _begun(
+    inference: Inference, members: Members, raw: dict[str, Raw], text: str, behind: Behind | None
+) -> dict[str, Raw] | None:
+    """The prompt with the answer behind it; None where that cannot be said in token ids."""
     if inference.api != "chat.completions":
-        return {"prompt": Raw(msgspec.json.encode(members.prompt + text))}
+        prompt = members.one_prompt
+        if isinstance(prompt, str):
+            return {"prompt": Raw(msgspec.json.encode(prompt + text))}
+        ids = None if behind is None else behind(prompt, text)
+        return None if ids is None else {"prompt": Raw(msgspec.json.encode([*prompt, *ids]))}
     messages = bytes(raw["messages"]).rstrip()[:-1].rstrip()
     message = msgspec.json.encode({"role": "assistant", "content": text})
     return {

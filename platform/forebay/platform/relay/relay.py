@@ -29,9 +29,11 @@ class Relay:
         *,
         checkpoint_every: float,
         prompters: Mapping[str, Prompter] | None = None,
+        disputed: Collection[str] = (),
         drain_grace: Mapping[str, float] | None = None,
     ) -> None:
-        """`drain_grace`: by pool, the seconds that requests may still take at an endpoint which drains."""
+        """`disputed`: models whose engines make other tokens than their prompters. `drain_grace`: by pool, the seconds
+        that requests may still take at an endpoint which drains."""
         self._means = Means(
             router=router,
             spool=spool,
@@ -40,7 +42,7 @@ class Relay:
             suspects=Suspects(),
             retries=Budget(2 * SOME),
             continuations=Budget(),
-            resumer=Resumer({} if prompters is None else prompters),
+            resumer=Resumer({} if prompters is None else prompters, disputed),
             live={},
         )
         self._grace = drain_grace or {}

@@ -49,6 +49,17 @@ class Cut(Struct, frozen=True):
         return self.tokens or 0
 
 
+class Still(Struct, frozen=True):
+    """A seam as it was at one moment: for another thread, while its stream goes on."""
+
+    blocked: str
+    greedy: Cut
+    other: Cut
+
+    def cut(self, *, greedy: bool) -> Cut:
+        return self.greedy if greedy else self.other
+
+
 class Seam:
     """What the client has seen of an answer of one choice, over all its attempts. `held`: characters that an engine
     keeps back. Events are gathered, and gone through some at a time: it is done for every token."""
@@ -67,6 +78,11 @@ class Seam:
 
     def __repr__(self) -> str:
         return f"<Seam {self._length} characters, {len(self._points)} points>"
+
+    @property
+    def length(self) -> int:
+        """Characters of the answer, but for the last few."""
+        return self._length
 
     @property
     def blocked(self) -> str:
@@ -147,6 +163,9 @@ class Seam:
             return Cut("", whole, 0)
         at, usage, before = self._points[0]
         return Cut(whole[:at], whole[at:], _tokens(usage, before))
+
+    def still(self) -> Still:
+        return Still(self.blocked, self.cut(greedy=True), self.cut(greedy=False))
 
     def _about(self) -> int | None:
         """Tokens of all that the client has: those by the points before and behind its end, in proportion."""

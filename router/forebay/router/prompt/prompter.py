@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from forebay.router.prefix.keys import Keys, Weights
+from forebay.router.prompt.behind import ids_behind
 from forebay.router.prompt.causal_marks import Mark
 from forebay.router.prompt.chat import Chat, Rendered, TemplateError
 from forebay.router.prompt.ladder import Ladder, byte_chunks
@@ -19,6 +20,7 @@ from forebay.router.prompt.prompt import Rung
 from forebay.router.prompt.template import Template
 from forebay.router.prompt.text import Known, Pieces, Resume, TextMemory
 from forebay.router.prompt.tokenizer import to_ids
+from forebay.router.prompt.tokenizer_files import TokenizerError
 
 SMALL = 1 << 11  # characters of a conversation that is rendered anew each time
 HEAVY = 1 << 14  # characters that are rendered aside: they take more than some milliseconds
@@ -183,6 +185,13 @@ class Prompter:
         except TemplateError:
             return False
         return asked.exact and continued.exact and continued.text == asked.text + answer
+
+    def behind(self, ids: list[int], text: str) -> list[int] | None:
+        """Tokens that say `text` behind a prompt given as token ids; None where none say just that."""
+        try:
+            return ids_behind(self._ladder.tokenizer, ids, text)
+        except TokenizerError:
+            return None
 
     async def text(self, project: str, prompt: str, limit: int, aside: Aside, *, share: int = 1) -> Read:
         """A completion's prompt, one of `share`. Raises `TokenizerError`, `TooLongError`."""

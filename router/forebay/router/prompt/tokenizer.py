@@ -66,6 +66,11 @@ class Tokenizer:
             raise TokenizerError("The tokenizers library gave up on the text: some run in it is too long.") from None
         return [encoding.ids for encoding in encodings]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out: as engines show it. Ids that there are not say nothing."""
+        text: str = self._library.decode(ids, skip_special_tokens=True)
+        return text
+
     def _surroundings(self) -> tuple[Ids, Ids]:
         """What the post-processor puts before and after the text of a completion."""
         whole = self._library.encode(_PROBE, add_special_tokens=True).ids
