@@ -128,6 +128,7 @@ async def test_usage_that_cannot_be_read_is_not_the_tenants_trouble(open_door: O
         assert json.loads(only)["choices"][0]["delta"] == {"content": "x"}
         (record,) = await door.records(1)
         assert (record["status"], record["measured"], record["engine_output"]) == ("completed", False, 0)
+        assert (record["estimated"], record["billable_output"]) == (True, 1)
 
 
 async def test_usage_that_contradicts_itself_or_shrinks_stays_within_bounds(open_door: OpenDoor) -> None:

@@ -264,7 +264,7 @@ async def test_an_engine_that_says_all_of_it_again_is_found_out_before_it_is_hea
         assert billed(records) == NOTHING
 
 
-async def test_where_the_next_engine_tells_no_usage_the_first_ones_tokens_are_billed_as_it_counted_them(
+async def test_where_the_next_engine_tells_no_usage_its_part_is_counted_here(
     open_door: OpenDoor, model: dict[str, str]
 ) -> None:
     untold = Fault(kind="usage_missing", path="/v1/chat", stream=True)
@@ -278,7 +278,8 @@ async def test_where_the_next_engine_tells_no_usage_the_first_ones_tokens_are_bi
         first, second = await chain(door, response)
         assert (first["status"], first["billable_output"], second["status"]) == ("continued", 8, "completed")
         assert billed([first])["input_uncached"] + billed([first])["cache_read"] > 0
-        assert (second["measured"], billed([second])) == (False, NOTHING)
+        assert (second["measured"], second["estimated"], second["engine_output"]) == (False, True, 0)
+        assert billed([second]) == {**NOTHING, "output": 32}  # of an answer of 40 tokens, the prompt not once more
 
 
 # -- a client that leaves in the pause

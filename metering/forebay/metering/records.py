@@ -81,7 +81,8 @@ class UsageRecord(Struct, frozen=True):
     """The immutable account of one attempt.
 
     `engine` is what the engine counted, `billable` what the tenant pays for (see `usage.billable`). `measured` is false
-    where the engine could not say what it had used, so that `engine` is a lower bound.
+    where the engine could not say what it had used, so that `engine` is a lower bound. `estimated`: the front
+    door counted a part of `billable` that the engine did not tell.
     """
 
     attempt: Attempt
@@ -94,3 +95,4 @@ class UsageRecord(Struct, frozen=True):
     first_byte_s: float | None = None  # seconds from dispatch to the engine's first byte
     finish_reason: str | None = None
     error: str | None = None  # a short code, never a message that could carry tenant data
+    estimated: bool = False

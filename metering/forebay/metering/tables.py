@@ -1,5 +1,5 @@
-"""The ledger's tables. The schema itself is in migrations of the platform's stores (0002, 0003); a test keeps the two
-alike.
+"""The ledger's tables. The schema itself is in migrations of the platform's stores (0002, 0003, 0006); a test keeps
+the two alike.
 
 Rows hold ids, counts and names of the catalogue, never text of a tenant, and refer to no other table: they outlive a
 deleted tenant. Both tables refuse UPDATE, DELETE and TRUNCATE by triggers that the migration creates.
@@ -47,6 +47,7 @@ usage_records = sa.Table(
     *_counts("billable"),
     Column("recorded_at", _TIME, nullable=False, server_default=sa.func.now()),
     Column("price_multiplier", Numeric, nullable=False, server_default="1"),
+    Column("estimated", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Index("usage_records_tenant", "tenant_id", "ended_at"),
     sa.Index("usage_records_project", "project_id", "ended_at"),
 )

@@ -6,7 +6,7 @@ INSERT INTO usage_records (
     status, terminated_by, measured, finish_reason, error,
     engine_input_uncached, engine_cache_read, engine_cache_write, engine_output, engine_reasoning,
     billable_input_uncached, billable_cache_read, billable_cache_write, billable_output, billable_reasoning,
-    price_multiplier
+    price_multiplier, estimated
 )
 SELECT
     a.request_id, a.attempt, a.tenant_id, a.project_id, a.key_id, a.api, a.model, a.pool, a.endpoint, a.engine, a.stream,
@@ -16,11 +16,12 @@ SELECT
     coalesce(e.reasoning, 0),
     coalesce(b.input_uncached, 0), coalesce(b.cache_read, 0), coalesce(b.cache_write, 0), coalesce(b.output, 0),
     coalesce(b.reasoning, 0),
-    coalesce(a.price_multiplier, 1)
+    coalesce(a.price_multiplier, 1), coalesce(r.estimated, false)
 FROM
     json_to_recordset(CAST(:records AS json)) AS r (
         attempt json, engine json, billable json, status text, terminated_by text, measured boolean,
-        ended_at double precision, first_byte_s double precision, finish_reason text, error text
+        ended_at double precision, first_byte_s double precision, finish_reason text, error text,
+        estimated boolean
     ),
     json_to_record(r.attempt) AS a (
         request_id text, attempt integer, tenant_id text, project_id text, key_id text, api text, model text, pool text,

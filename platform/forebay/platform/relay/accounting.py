@@ -31,12 +31,15 @@ class Counted(Struct, frozen=True):
     engine: Quantities
     reported: Quantities
     measured: bool
+    estimated: bool = False  # of `reported` something was counted here
 
 
 _NOTHING = Counted(Quantities(), Quantities(), measured=True)
 
 
-def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborted: bool) -> Counted:
+def count(
+    usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborted: bool, generates: bool = True
+) -> Counted:
     """What an engine's usage object means.
 
     `per_choice`: the engine's counters count a prompt once for each of the `n` choices, while its usage object names
@@ -51,7 +54,7 @@ def count(usage: Usage | None, *, n: int, prompts: int, per_choice: bool, aborte
     reported = quantities(
         usage.prompt_tokens, usage.cached, usage.cache_write, usage.completion_tokens, usage.reasoning
     )
-    measured = is_measured(usage.prompt_tokens, usage.completion_tokens or 0)
+    measured = is_measured(usage.prompt_tokens, usage.completion_tokens if generates else 0)
     if not per_choice or n * prompts == 1:
         return Counted(reported, reported, measured)
     engine = quantities(
@@ -112,6 +115,7 @@ class Account:
             self._first_byte_s,
             _plain(finish_reason),
             error,
+            counted.estimated,
         )
         self._permit.counted(self._attempt.attempt, record.billable)
         for kind, tokens in (

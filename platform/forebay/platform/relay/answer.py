@@ -1,5 +1,7 @@
 """A whole (not streamed) answer on its way to the client (pure): checked by one decode, then spliced."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -16,6 +18,19 @@ class _Answer(Struct):
     data: list[msgspec.Raw] | None = None  # embeddings
     model: str | None = None
     usage: Usage | None = None
+
+
+class _Message(Struct):
+    content: Any = None
+
+
+class _Saying(Struct):
+    message: _Message | None = None
+    text: Any = None
+
+
+class _Said(Struct):
+    choices: list[_Saying] | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -43,6 +58,16 @@ def transform(body: bytes, view: View) -> Answer:
     if answer.model != view.model or view.tier is not None:
         body = _rewrite(body, view)
     return Answer(body, answer.usage, finish)
+
+
+def said(body: bytes) -> list[str]:
+    """The texts of an answer, as far as they are that."""
+    try:
+        choices = msgspec.json.decode(body, type=_Said).choices or []
+    except msgspec.DecodeError:
+        return []
+    texts = [choice.text if choice.message is None else choice.message.content for choice in choices]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _rewrite(body: bytes, view: View) -> bytes:

@@ -71,6 +71,13 @@ class Chain:
         self.carried = Carried(self._identity, self._prompt, tokens, seen)
 
     @property
+    def own_text(self) -> list[str]:
+        """What the client has of the answer, but for what attempts that were cut are billed; empty where it is not
+        kept."""
+        seen = "" if self.carried is None else self.carried.seen
+        return [] if self.seam is None else [seen + self.seam.latest]
+
+    @property
     def prompt_told(self) -> bool:
         return self._prompt is not None and self._prompt.prompt_tokens is not None
 

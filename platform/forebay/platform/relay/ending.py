@@ -1,13 +1,15 @@
 """How an attempt ends: what is recorded of it, what the router hears, and whether its request goes on elsewhere."""
 
 import asyncio
+from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from forebay.metering import Status, TerminatedBy
 from forebay.platform.errors import ApiError
 from forebay.platform.relay import objectives
 from forebay.platform.relay.accounting import Account, Counted
+from forebay.platform.relay.answer import said
 from forebay.platform.relay.call import Call
 from forebay.platform.relay.chain import Chain
 from forebay.platform.relay.client import Client
@@ -17,6 +19,7 @@ from forebay.platform.relay.metrics import ATTEMPTS_FAILED, INTERRUPTED
 from forebay.platform.relay.patience import Patience
 from forebay.platform.relay.tally import Tally
 from forebay.platform.relay.told import Told, outcome, used
+from forebay.platform.relay.untold import Untold, is_told
 from forebay.platform.tiers import Terms
 from forebay.router import Endpoint, Usage
 
@@ -29,27 +32,44 @@ class Ending(Struct):
     endpoint: Endpoint
     terms: Terms
     chain: Chain
+    untold: Untold
     account: Account
     told: Told
     tally: Tally
     stream: StreamTransform
     patience: Patience
 
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on with another's answer."""
+        return self.chain.carried is not None
+
     async def complete(
-        self, usage: Usage | None, finish_reason: str | None, *, first_token_s: float, decode_s: float | None
+        self,
+        usage: Usage | None,
+        finish_reason: str | None,
+        *,
+        first_token_s: float,
+        decode_s: float | None,
+        body: bytes = b"",
     ) -> None:
-        """The answer is whole."""
+        """The answer is whole; `body`, where it is not a stream."""
         told = outcome(self.call.inference, usage, finish_reason, first_token_s=first_token_s, decode_s=decode_s)
         self.told.ended(told)
         if self.chain.carried is None:
             objectives.decoded(self.terms, told.decode_s, told.output)
-        await self._close(Status.COMPLETED, TerminatedBy.ENGINE, self.tally.count(usage), usage, finish_reason)
+        counted = self.tally.count(usage)
+        if not is_told(self.call, usage, continues=self.continues):
+            counted, usage = await self._count(counted, usage, said(body) if body else self.chain.own_text)
+        await self._close(Status.COMPLETED, TerminatedBy.ENGINE, counted, usage, finish_reason)
 
     async def left(self, finish_reason: str | None = None) -> None:
         """The tenant left."""
-        counted = self.tally.counted(aborted=True)
-        self.told.ended(used(self.call.inference, self.tally.usage))
-        await self._close(Status.CANCELLED, TerminatedBy.CLIENT, counted, self.tally.usage, finish_reason)
+        counted, usage = self.tally.counted(aborted=True), self.tally.usage
+        self.told.ended(used(self.call.inference, usage))
+        if not is_told(self.call, self.tally.told, continues=self.continues) and self.call.inference.stream:
+            counted, usage = await self._count(counted, usage, self.chain.own_text, aborted=True)
+        await self._close(Status.CANCELLED, TerminatedBy.CLIENT, counted, usage, finish_reason)
 
     async def fail(self, error: ApiError, *, retry: bool, suspicion: str = "") -> None:
         """Account for the failure, then say what is to happen to the request. Returns only if the tenant has left."""
@@ -86,6 +106,17 @@ class Ending(Struct):
         """Not where the tenant has left."""
         if not self.client.left:
             self.told.failed(reason)
+
+    async def _count(
+        self, counted: Counted, usage: Usage | None, texts: Sequence[str], *, aborted: bool = False
+    ) -> tuple[Counted, Usage | None]:
+        """With what the engine did not tell counted here. What it had not begun stays free."""
+        if aborted and not any(texts):
+            return counted, usage
+        filled = await self.untold.counted(self.call, usage, texts, continues=self.continues)
+        reported = self.tally.count(filled, aborted=aborted).reported
+        changed = filled != (usage or Usage())
+        return structs.replace(counted, reported=reported, measured=False, estimated=changed), filled
 
     async def _failed(self, error: ApiError, by: TerminatedBy) -> None:
         await self.account.close(Status.FAILED, by, self.tally.counted(), error=error.code)

@@ -20,6 +20,7 @@ from forebay.platform.relay.patience import Clock, Patience
 from forebay.platform.relay.resumed import Diverged, ResumedTransform
 from forebay.platform.relay.tally import Tally
 from forebay.platform.relay.told import Told
+from forebay.platform.relay.untold import Untold
 from forebay.platform.tiers import Terms
 from forebay.router import Connection, Endpoint, Outcome, Placed, Router, UpstreamError, Usage, Wake
 
@@ -53,6 +54,7 @@ class Exchange:
         quiet_since: float,
         router: Router,
         spool: Spool,
+        untold: Untold,
         terms: Terms,
         checkpoint_every: float,
     ) -> None:
@@ -79,8 +81,9 @@ class Exchange:
         attempt = call.attempt(number, endpoint, terms, time.time())
         self._account = Account(spool, attempt, call.permit, continues=chain.carried is not None)
         self._ending = Ending(
-            call, client, endpoint, terms, chain, self._account, self._told, self._tally, self._stream, self._patience
-        )
+            call, client, endpoint, terms, chain, untold,
+            self._account, self._told, self._tally, self._stream, self._patience,
+        )  # fmt: skip
 
     @property
     def begun(self) -> bool:
@@ -231,7 +234,7 @@ class Exchange:
         if whole.finish_reason == "abort":
             raise UpstreamError("closed", "the engine aborted the request")
         await self._first_byte(stream=False)
-        await self._complete(whole.usage, whole.finish_reason)
+        await self._complete(whole.usage, whole.finish_reason, whole.body)
         await self._client.answer(whole.body)
 
     async def _read_whole(self, connection: Connection, *, limit: int) -> bytes:
@@ -276,15 +279,14 @@ class Exchange:
             self._arm()  # the bound on silence is another one now
             await self._client.start_stream()
 
-    async def _complete(self, usage: Usage | None, finish_reason: str | None) -> None:
+    async def _complete(self, usage: Usage | None, finish_reason: str | None, body: bytes = b"") -> None:
         """An engine is measured by when its bytes came: not by how fast the tenant reads, nor at all once it had to
         wait for that."""
         connection = self._connection
         assert connection is not None
         decode_s = None if connection.held_up else max(0.0, connection.last_activity - self._first_byte_at)
-        await self._ending.complete(
-            usage, finish_reason, first_token_s=self._first_byte_at - self._patience.sent_at, decode_s=decode_s
-        )
+        first_s = self._first_byte_at - self._patience.sent_at
+        await self._ending.complete(usage, finish_reason, first_token_s=first_s, decode_s=decode_s, body=body)
 
     async def _broken(self, error: UpstreamError) -> None:
         """The exchange failed."""

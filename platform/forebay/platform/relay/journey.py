@@ -22,6 +22,7 @@ from forebay.platform.relay.patience import Clock
 from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.seam import Seam
 from forebay.platform.relay.suspects import Suspects
+from forebay.platform.relay.untold import Untold
 from forebay.platform.relay.wait import Wait
 from forebay.platform.tenancy.principal import Scope
 from forebay.platform.tiers import TierTable
@@ -47,6 +48,7 @@ class Means(Struct):
     retries: Budget
     continuations: Budget  # apart: requests that no engine can answer do not end answers that have begun
     resumer: Resumer
+    untold: Untold
     live: dict[int, Exchange]
     early: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_EARLY))
 
@@ -239,6 +241,7 @@ class Journey:
                 quiet_since=self._wait.quiet_since,
                 router=means.router,
                 spool=means.spool,
+                untold=means.untold,
                 terms=terms,
                 checkpoint_every=means.checkpoint_every,
             )

@@ -28,6 +28,11 @@ _FIRST_BYTE = Histogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 _TOKENS = Counter("forebay_tokens_total", "Billable tokens; cache_read is a part of input", ["model", "kind"])
+_UNTOLD = Counter(
+    "forebay_usage_untold_total",
+    "Billed attempts whose engine did not tell prompt or output, by what was counted here: tokens, words, nothing",
+    ["model", "part", "counted"],
+)
 
 
 # Looking up a series costs several times what counting in it does.
@@ -46,3 +51,8 @@ def first_byte(model: str) -> Histogram:
 @cache
 def tokens(model: str, kind: str) -> Counter:
     return _TOKENS.labels(model=model, kind=kind)
+
+
+@cache
+def untold(model: str, part: str, counted: str) -> Counter:
+    return _UNTOLD.labels(model=model, part=part, counted=counted)

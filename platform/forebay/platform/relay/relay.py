@@ -12,6 +12,7 @@ from forebay.platform.relay.exchange import Exchange
 from forebay.platform.relay.journey import Journey, Means
 from forebay.platform.relay.resuming import Resumer
 from forebay.platform.relay.suspects import Suspects
+from forebay.platform.relay.untold import Untold
 from forebay.platform.tiers import TierTable
 from forebay.router import EndpointSpec, Prompter, Router
 
@@ -34,6 +35,7 @@ class Relay:
     ) -> None:
         """`disputed`: models whose engines make other tokens than their prompters. `drain_grace`: by pool, the seconds
         that requests may still take at an endpoint which drains."""
+        known = {} if prompters is None else prompters
         self._means = Means(
             router=router,
             spool=spool,
@@ -42,7 +44,8 @@ class Relay:
             suspects=Suspects(),
             retries=Budget(2 * SOME),
             continuations=Budget(),
-            resumer=Resumer({} if prompters is None else prompters, disputed),
+            resumer=Resumer(known, disputed),
+            untold=Untold(known, disputed),
             live={},
         )
         self._grace = drain_grace or {}

@@ -85,6 +85,12 @@ class Seam:
         return self._length
 
     @property
+    def latest(self) -> str:
+        """What the client has of the engine that answers now."""
+        self._take()
+        return "".join((*self._chunks, *self._pieces))[self._from :]
+
+    @property
     def blocked(self) -> str:
         """What was said that cannot be continued; empty where nothing was."""
         self._take()

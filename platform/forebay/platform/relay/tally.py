@@ -46,12 +46,18 @@ class Tally:
         """The engine's latest account."""
         return self._stream.usage() if self._call.inference.stream else self._whole_usage()
 
-    def counted(self, *, aborted: bool = False) -> Counted:
+    @property
+    def told(self) -> Usage | None:
+        """The same, with zeros where it is known that there was nothing to tell yet."""
         usage = self.usage
         tells = self._call.inference.stream and self._endpoint.adapter.continuous_usage  # of its first token already
+        tells = tells and self._stream.events <= self._view.choices
         if usage is None and (tells or self.not_run):
             usage = Usage(prompt_tokens=0, completion_tokens=0)
-        return self.count(usage, aborted=aborted)
+        return usage
+
+    def counted(self, *, aborted: bool = False) -> Counted:
+        return self.count(self.told, aborted=aborted)
 
     def count(self, usage: Usage | None, *, aborted: bool = False) -> Counted:
         return count(
@@ -60,6 +66,7 @@ class Tally:
             prompts=self._call.inference.prompts,
             per_choice=self._endpoint.adapter.prompt_counted_per_choice,
             aborted=aborted,
+            generates=self._call.inference.api != "embeddings",
         )
 
     def _whole_usage(self) -> Usage | None:

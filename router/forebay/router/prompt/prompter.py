@@ -193,6 +193,14 @@ class Prompter:
         except TokenizerError:
             return None
 
+    def count(self, text: str) -> int | None:
+        """Tokens that say `text` in the middle of another; None where that is not known."""
+        with contextlib.suppress(TokenizerError):
+            tokenizer = self._ladder.tokenizer
+            ids = ids_behind(tokenizer, tokenizer.encode("\n").tolist(), text)
+            return None if ids is None else len(ids)
+        return None
+
     async def text(self, project: str, prompt: str, limit: int, aside: Aside, *, share: int = 1) -> Read:
         """A completion's prompt, one of `share`. Raises `TokenizerError`, `TooLongError`."""
         known = self._texts.known(project, None, prompt)
