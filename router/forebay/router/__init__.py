@@ -3,6 +3,7 @@
 from forebay.router.adapters import Adapter, ServerFields, Usage, decode_usage
 from forebay.router.clocked import LocalRouter
 from forebay.router.core import Core
+from forebay.router.crowd import in_turn
 from forebay.router.endpoints import Endpoint, EndpointSpec, Pool, Roster, Ticker
 from forebay.router.local import RouterService
 from forebay.router.peers import Contact, Entry, Peers, Refusal, Report, Sharing
@@ -118,6 +119,7 @@ __all__ = [
     "dump",
     "frame",
     "ids_read",
+    "in_turn",
     "private_path",
     "seeded",
     "untemplated",

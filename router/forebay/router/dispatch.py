@@ -11,6 +11,7 @@ from msgspec import Struct
 from prometheus_client import Counter, Histogram
 
 from forebay.router.core import Core, Settled
+from forebay.router.crowd import in_turn
 from forebay.router.routing import Ask, Explanation, Outcome, Placed, Refused, Result
 
 PUMP_S = 0.02
@@ -68,7 +69,7 @@ class Dispatch:
                 result = settled.result
                 self._count(ask.pool, ask.tier, result)
             else:
-                self._deliver(settled)
+                in_turn(self._deliver, settled)
         return result
 
     def hear(self, number: int, ask: Ask, tell: Tell, owner: int = 0) -> None:
@@ -116,7 +117,7 @@ class Dispatch:
             if line.line:
                 core.pump(name, now)
         for settled in core.settled():
-            self._deliver(settled)
+            in_turn(self._deliver, settled)
 
     def _evict(self) -> None:
         for owner, booking in self.core.evictions():

@@ -11,6 +11,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
+from forebay.router.crowd import in_turn
+
 HIGH_WATER = 64 * 1024  # bytes buffered for a slow consumer before the engine's socket is paused
 RECEIVE_BUFFER = 64 * 1024  # bytes that the kernel holds then, and the most that is read at once; Linux doubles it
 MAX_IDLE_PER_ENDPOINT = 256
@@ -88,7 +90,7 @@ class Connection(asyncio.Protocol):
         if not self.complete and not self._body_ends_with_connection():
             self._fail("closed", "the engine closed the connection")
         self.complete = True
-        self._resume(None)
+        in_turn(self._resume, None)
 
     # -- httptools
 
@@ -180,6 +182,11 @@ class Connection(asyncio.Protocol):
     def tick(self, now: float) -> None:
         if now >= self.wake_at and self._waiter is not None and not self._waiter.done():
             self.wake_at = float("inf")  # only now: a tick that nobody waits for must come again
+            in_turn(self._ticked)
+
+    def _ticked(self) -> None:
+        """Unless there is another time to wait for meanwhile."""
+        if self.wake_at == float("inf"):
             self._resume(Wake.TICK)
 
     def half_close(self) -> None:

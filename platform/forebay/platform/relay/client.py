@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
+from forebay.router import in_turn
 
 BODY_TIMEOUT_S = 60.0
 PIECE = 1 << 14  # bytes that are handed to the server at once: it holds some ten pieces for one who does not read
@@ -113,7 +114,12 @@ class Client:
         if not self.left and not self.ended:
             self.left = True
             if self.on_left is not None:
-                self.on_left()
+                in_turn(self._tell)
+
+    def _tell(self) -> None:
+        """Whoever is to hear of it by now."""
+        if self.on_left is not None:
+            self.on_left()
 
     async def answer(self, body: bytes) -> None:
         """A complete JSON answer, status 200."""

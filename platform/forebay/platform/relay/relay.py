@@ -92,6 +92,7 @@ class Relay:
                 for exchange in list(self._means.live.values()):
                     if exchange.call.pool.name == pool and exchange.endpoint.name == name:
                         await self._let_go(exchange)
+                        await asyncio.sleep(0)  # a turn each: there may be thousands
             await asyncio.sleep(AGAIN_S)
 
     def _others(self, pool: str, name: str) -> bool:

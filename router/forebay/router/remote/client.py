@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from forebay.router.crowd import in_turn
 from forebay.router.endpoints import Roster
 from forebay.router.remote.channel import Channel, Handler, RouterUnavailable
 from forebay.router.remote.wire import (
@@ -224,7 +225,8 @@ class _Link(Channel[FromRouter]):
 
     def on_message(self, message: FromRouter) -> None:
         if isinstance(message, PlaceAnswer):
-            self._answered(message.id, _at(message.placed, self._epoch) if message.placed else message.refused)
+            placed = _at(message.placed, self._epoch) if message.placed else message.refused
+            in_turn(self._answered, message.id, placed)
         elif isinstance(message, ExplainAnswer):
             self._answered(message.id, message.explanation)
         elif isinstance(message, Waits):
@@ -244,7 +246,7 @@ class _Link(Channel[FromRouter]):
         if self._timer is not None:
             self._timer.cancel()
         for asked in self._asked.values():
-            _fail(asked.answer, "the router is gone")
+            in_turn(_fail, asked.answer, "the router is gone")
         self._router.lost()
 
     def _answered(self, number: int, value: Any) -> None:
