@@ -513,12 +513,8 @@ def test_a_clock_that_goes_back_leaves_placements_as_they_are(seconds: float) ->
     assert placed(table.settled()[number]).endpoint == home
 
 
-def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are thousands, and everybody else would stand still meanwhile; each gets its turn soon after."""
-    table, _ = busy("x", "y")
-    for number in range(400):
-        table.request((f"chat {number}", 200), patience_s=1_000.0)
-    (gone,) = {one.home for one in table.core.lines[POOL].line}
+def counted(table: Table, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Filled with whoever is weighed."""
     weighed, options = list[Any](), table.pool.options
 
     def count(*args: Any, **more: Any) -> Any:
@@ -526,6 +522,44 @@ def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch:
         return options(*args, **more)
 
     monkeypatch.setattr(table.pool, "options", count)
+    return weighed
+
+
+def test_those_whose_time_is_over_are_told_some_at_a_time() -> None:
+    table, _ = busy("x")
+    numbers = [table.request((f"chat {number}", 200), patience_s=5.0) for number in range(50)]
+    told = list[int]()
+    while table.core.late(table.now + 5, 20):
+        assert len(some := table.settled()) == 20
+        told += some
+    told += table.settled()
+    assert told == numbers
+    assert not table.core.late(table.now + 5, 20)
+
+
+def test_not_all_of_a_tier_are_weighed_that_others_stand_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an endpoint has room for a tier, and what goes before it has none."""
+    table = Table("x", tiers=Tiers([Tier(name="high"), Tier(name="low", rank=1)]))
+    line = table.core.lines[POOL]
+    monkeypatch.setattr(line.ceilings, "opens", lambda tier, *_, **__: tier.name == "low" and table.now > 1_000)
+    for tier in ("high", "low"):
+        for number in range(400):
+            ask = msgspec.structs.replace(table.ask((f"{tier} {number}", 2_000)), tier=tier, asked=tier, patience_s=9e9)
+            table.core.request(ask, table.now)
+    weighed = counted(table, monkeypatch)
+    table.now += 1
+    table.pump()
+    assert table.settled() == {}
+    assert 0 < len(weighed) <= MOVED + 2 * LOOKED + 1
+
+
+def test_not_all_of_those_whose_engine_has_gone_are_weighed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are thousands, and everybody else would stand still meanwhile; each gets its turn soon after."""
+    table, _ = busy("x", "y")
+    for number in range(400):
+        table.request((f"chat {number}", 200), patience_s=1_000.0)
+    (gone,) = {one.home for one in table.core.lines[POOL].line}
+    weighed = counted(table, monkeypatch)
     table.core.failed(POOL, gone, "refused", table.now, at_once=True)
     table.pump()
     assert 0 < len(weighed) <= MOVED + 2 * LOOKED + 1

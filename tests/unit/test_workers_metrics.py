@@ -8,17 +8,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from forebay.platform.workers.gathered import exposition, taken
 
 
-def process(requests: int, *, seconds: float = 0.2) -> bytes:
+async def process(requests: int, *, seconds: float = 0.2) -> bytes:
     registry = CollectorRegistry()
     counter = Counter("forebay_requests_total", "Requests\nby model", ["model"], registry=registry)
     counter.labels(model='a "quoted" \\ name').inc(requests)
     Histogram("forebay_seconds", "Time", buckets=(0.1, 1.0), registry=registry).observe(seconds)
     Gauge("forebay_in_flight", "Now", registry=registry).set(3)
-    return taken(registry)
+    return await taken(registry)
 
 
-def test_each_family_is_there_once_with_the_samples_of_every_process() -> None:
-    text = exposition({"0": process(2), "1": process(5, seconds=3.0)}).decode()
+async def test_each_family_is_there_once_with_the_samples_of_every_process() -> None:
+    text = exposition({"0": await process(2), "1": await process(5, seconds=3.0)}).decode()
     heads = Count(line.split()[2] for line in text.splitlines() if line.startswith("# TYPE"))
     assert set(heads.values()) == {1}
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -31,8 +31,8 @@ def test_each_family_is_there_once_with_the_samples_of_every_process() -> None:
     assert families["forebay_in_flight"].type == "gauge"
 
 
-def test_the_metrics_of_this_process_survive_the_way() -> None:
-    text = exposition({"router": taken()}).decode()
+async def test_the_metrics_of_this_process_survive_the_way() -> None:
+    text = exposition({"router": await taken()}).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["process_cpu_seconds"].samples[0].labels == {"worker": "router"}
     assert families["python_info"].samples[0].value == 1.0

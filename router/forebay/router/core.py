@@ -295,13 +295,21 @@ class Core:
             pool.index.sweep(SWEEP)
             pool.contexts.expire(now)
             pool.blend()
+        self.late(now)
+        for line in self.lines.values():
+            line.tick(now)
+            self._evict(line, now)
+
+    def late(self, now: float, most: int | None = None) -> bool:
+        """Refuse requests that have waited as long as they may, so many of a pool. Whether more of them are left."""
+        left = False
         for line in self.lines.values():
             if overdue := line.line.overdue(now):
                 seconds = line.wait_s()
-                for waiting in overdue:
+                for waiting in overdue[:most]:
                     self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
-            line.tick(now)
-            self._evict(line, now)
+                left = left or len(overdue) > len(overdue[:most])
+        return left
 
 
 def _candidate(

@@ -23,7 +23,7 @@ WEIGHED_S = 0.25  # one that would go where there is no room, or that nobody ask
 AGAIN_S = 0.05  # between two times that some are weighed of so many that not all can be at once
 _MOST_TOKENS = 1 << 24  # of one request: an engine that says more is not believed
 LOOKED = 16  # of those weighed anew at a time: the first ones, and as many of those that were not for longest
-MOVED = 64  # of those whose endpoint has gone, that are weighed anew at a time
+MOVED = 64  # of those whose endpoint has gone, or is taken by those before them, that are weighed anew at a time
 
 MOSTLY = 0.5  # of a conversation, that is still cached
 SPARE = 2.0  # times its least share, that a tier is left with where others are late
@@ -266,9 +266,11 @@ class CoreLine:
         ordered = self.line.ordered(now)
         looked = self._looked(ordered, now, all_stale=changed)
         looked.update(islice((one.number for one in ordered if one.home not in ahead), MOVED))
+        vain = 0  # that were weighed since one was sent
         for waiting in ordered:
             home, mine = waiting.home, opened[waiting.tier.name]
-            if waiting.number not in looked and home not in mine:
+            stays = home not in mine or (vain >= MOVED and ahead[home] > START_S)
+            if stays and waiting.number not in looked:
                 if home in ahead:
                     ahead[home] += waiting.prefill_s
                 continue
@@ -283,8 +285,10 @@ class CoreLine:
                 best = choose(options)
             if best.name not in mine or ahead[best.name] > START_S:
                 ahead[best.name] += best.prefill_s
+                vain += 1
                 continue
             yield waiting, options
+            vain = 0
             self._shut(opened, best.name, now)
             if not any(opened.values()):
                 return

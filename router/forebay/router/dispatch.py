@@ -116,7 +116,11 @@ class Dispatch:
         for name, line in core.lines.items():
             if line.line:
                 core.pump(name, now)
-        for settled in core.settled():
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell those of whose requests something has become."""
+        for settled in self.core.settled():
             in_turn(self._deliver, settled)
 
     def _evict(self) -> None:

@@ -24,6 +24,7 @@ from forebay.router.tiers import Tiers
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
+LATE = 256  # requests that are refused in one turn of the loop
 READY_WITHIN_S = 10.0  # seconds after which an endpoint whose events still have not come does not hold up the start
 
 
@@ -182,6 +183,9 @@ class RouterService:
 
     async def _tick(self) -> None:
         while True:
+            while self.core.late(self._clock(), LATE):
+                self._dispatch.tell()
+                await asyncio.sleep(0)
             self.core.tick(self._clock())
             self._dispatch.pump()
             await asyncio.sleep(TICK_S)

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from forebay.platform.service import Service
 from forebay.platform.sharing.report import is_well, of_load
+from forebay.platform.workers import gathered
 from forebay.platform.workers.view import Status
 from forebay.router import EndpointState, Following
 
@@ -77,7 +78,7 @@ class HealthController(Controller):
 
     @get("/metrics")
     async def metrics(self, service: NamedDependency[Service]) -> Response[bytes]:
-        text = await service.seat.view.metrics() if service.seat else generate_latest()
+        text = await (service.seat.view.metrics() if service.seat else gathered.own())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

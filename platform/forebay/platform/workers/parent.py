@@ -4,7 +4,7 @@ import asyncio
 import gc
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -87,24 +87,21 @@ class Answers:
     def register(self) -> None:
         answers: dict[str, Handler] = {
             "in-flight": self._shares.exchange,
-            "metrics": self._gathering("metrics", self._metrics),
+            "metrics": self._gathering("metrics", gathered.taken),
             "status": self._gathering("status", self._status),
             QUERY: Snapshots(self._service).answer,
         }
         self._server.handlers.update(answers)
 
-    def _gathering(self, name: str, own: Callable[[], bytes]) -> Handler:
+    def _gathering(self, name: str, own: Callable[[], Awaitable[bytes]]) -> Handler:
         async def gather(_: str, __: bytes) -> bytes:
             answers = await self._server.gather(name, timeout=GATHER_S)
             absent = {str(worker): None for worker in range(self._workers)}
-            return msgspec.msgpack.encode(Gathered({ROUTER: own(), **absent, **answers}))
+            return msgspec.msgpack.encode(Gathered({ROUTER: await own(), **absent, **answers}))
 
         return gather
 
-    def _metrics(self) -> bytes:
-        return gathered.taken()
-
-    def _status(self) -> bytes:
+    async def _status(self) -> bytes:
         ready = self._service.ready
         discovery = {pool: msgspec.to_builtins(report) for pool, report in self._service.discovery().items()}
         body = {

@@ -46,7 +46,7 @@ class View:
         """Of every process that answers; of this one alone while the router does not."""
         answers = await self._ask("metrics")
         found = {name: data for name, data in answers.items() if data is not None}
-        return await asyncio.to_thread(gathered.exposition, found or {self._name: gathered.taken()})
+        return await asyncio.to_thread(gathered.exposition, found or {self._name: await gathered.taken()})
 
     async def report(self, own: Status) -> tuple[bool, dict[str, Any]]:
         """Whether the front door is ready, and its health."""

@@ -70,7 +70,7 @@ async def _work(its: Orders) -> None:
 
 
 async def _metrics(_: str, __: bytes) -> bytes:
-    return gathered.taken()
+    return await gathered.taken()
 
 
 async def _status(service: Service) -> bytes:
