@@ -1,7 +1,6 @@
 """SIGKILL to a real vLLM replica in the middle of its streams: each is whole, as if one engine had answered it."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from forebay.platform.local.paths import Paths
 from tests.e2e.engines import Engine
 from tests.eventually import eventually
 from tests.integration.door import MODEL, Door, config, opened
+from tests.integration.failing import CHAT, TEXT, events, said
 
 pytestmark = pytest.mark.engine
-CHAT = "/v1/chat/completions"
 STREAMS = 8
+IDS = 2  # of them, whose prompts are token ids
 TOKENS = 80
 # Answers whose every next token is far more likely than any other (measured): greedy ones of a small model are else not
 # the same from run to run, since its engine rounds otherwise in other company.
@@ -37,20 +37,18 @@ def question(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def events(text: str) -> list[dict[str, Any]]:
-    found = text.split("\n\n")
-    assert found[-2:] == ["data: [DONE]", ""], text[-300:]
-    return [json.loads(frame.removeprefix("data: ")) for frame in found[:-2] if not frame.startswith(":")]
+async def as_ids(engine: Engine, number: int) -> dict[str, Any]:
+    """The same question as a completion of token ids."""
+    asked = question(number)
+    async with httpx.AsyncClient(base_url=engine.url, timeout=600.0) as client:
+        answer = await client.post("/tokenize", json={"model": MODEL, "messages": asked.pop("messages")})
+    return {**asked, "prompt": answer.json()["tokens"]}
 
 
-def said(found: list[dict[str, Any]]) -> str:
-    return "".join(c["delta"].get("content") or "" for e in found for c in e.get("choices", ()))
-
-
-async def ask(base: str, number: int, key: str = "") -> list[dict[str, Any]]:
+async def ask(base: str, request: dict[str, Any], key: str = "") -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=base, timeout=600.0) as client:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        response = await client.post(CHAT, json=question(number), headers=headers)
+        response = await client.post(TEXT if "prompt" in request else CHAT, json=request, headers=headers)
         assert response.status_code == 200, response.text
         return events(response.text)
 
@@ -73,7 +71,9 @@ async def test_eight_streams_survive_the_engine_that_they_ran_on(
     configured = config(tmp_path, vllm_pair, model={"tokenizer": str(engine_state.weights)})
     async with opened(configured, database, valkey) as door:
         only(door, "engine-0")
-        running = [asyncio.create_task(ask(door.url, n, door.key)) for n in range(STREAMS)]
+        chats = [question(n) for n in range(STREAMS - IDS)]
+        requests = [*chats, *[await as_ids(other, n) for n in range(STREAMS - IDS, STREAMS)]]
+        running = [asyncio.create_task(ask(door.url, one, door.key)) for one in requests]
         live = door.service.inferences._relay._means.live
         await eventually(lambda: sum(one.begun for one in live.values()) == STREAMS, 120, every=0.05)
         await asyncio.sleep(1.0)
@@ -82,7 +82,7 @@ async def test_eight_streams_survive_the_engine_that_they_ran_on(
         victim.kill()
         answers = await asyncio.gather(*running)
         records = await _all(door)
-        whole = await asyncio.gather(*(ask(other.url, n) for n in range(STREAMS)))
+        whole = await asyncio.gather(*(ask(other.url, one) for one in requests))
 
     failed = [found[-1] for found in answers if any("error" in event for event in found)]
     assert not failed

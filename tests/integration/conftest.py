@@ -9,6 +9,7 @@ import pytest
 
 from tests.doubles.engine.server import EngineDouble
 from tests.integration.door import Door, config, opened
+from tests.integration.templates import CHATML, known_template
 
 OpenDoor = Callable[..., AbstractAsyncContextManager[Door]]
 
@@ -23,3 +24,9 @@ def open_door(database: str, valkey: str, tmp_path: Path) -> OpenDoor:
             yield door
 
     return open_
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> dict[str, str]:
+    """Of a model whose chat template and tokenizer the front door knows."""
+    return known_template(tmp_path, CHATML)

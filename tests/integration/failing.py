@@ -3,47 +3,21 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-from tokenizers import Regex, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 
-from tests.doubles.engine import tokens
 from tests.doubles.engine.faults import Fault
 from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
-from tests.tokenizers import save, small
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PACE = Settings(token_seconds=0.01, answer_tokens=None)
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 DIES = Fault(kind="close", after=9, rst=True, path="/v1/", stream=True)
 CLASSES = ("input_uncached", "cache_read", "cache_write", "output")
-
-
-def known_template(directory: Path, template: str) -> dict[str, str]:
-    where = directory / "tokenizer"
-    where.mkdir()
-    made = small(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False))
-    return {"tokenizer": str(save(made, where, chat_template=template))}
-
-
-def known_tokens(directory: Path) -> dict[str, str]:
-    """Those of the engine's double."""
-    where = directory / "tokenizer"
-    where.mkdir()
-    made = Library(models.WordLevel({**tokens.vocabulary(), "<unk>": 0}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(tokens.PIECES.pattern), "isolated")
-    made.decoder = decoders.Fuse()
-    return {"tokenizer": str(save(made, where))}
 
 
 def body(content: str = "hello", **members: Any) -> dict[str, Any]:
@@ -51,6 +25,11 @@ def body(content: str = "hello", **members: Any) -> dict[str, Any]:
         "model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 40, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True}, **members,
     }  # fmt: skip
+
+
+def text_body(prompt: Any, **members: Any) -> dict[str, Any]:
+    """As `body`, for a completion."""
+    return {name: value for name, value in body(prompt=prompt, **members).items() if name != "messages"}
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.integration.failing import (
     CHAT,
-    CHATML,
     CLASSES,
     DIES,
     PACE,
@@ -26,21 +25,15 @@ from tests.integration.failing import (
     body,
     chain,
     events,
-    known_template,
-    known_tokens,
     pair,
     plain,
     said,
+    text_body,
     until_asked,
 )
 from tests.integration.observed import counters, ledger, unbooked
+from tests.integration.templates import known_tokens
 from tests.integration.test_broken_engines import replaced
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> dict[str, str]:
-    """A model whose chat template the front door knows."""
-    return known_template(tmp_path, CHATML)
 
 
 @pytest.mark.parametrize("fault", [
@@ -76,8 +69,7 @@ async def test_a_chat_goes_on_where_its_engine_was_lost(
 
 async def test_a_completion_goes_on_where_its_engine_was_lost(open_door: OpenDoor) -> None:
     async with pair(open_door, DIES) as (dying, well, door):
-        request = {**body(), "prompt": "once upon a time", "max_tokens": None}
-        del request["messages"]
+        request = text_body("once upon a time", max_tokens=None)
         response = await until_asked(door, dying, TEXT, request)
         found, whole = events(response.text), await plain(well, TEXT, request)
         assert said(found) == said(whole)
@@ -92,8 +84,7 @@ async def test_a_prompt_of_token_ids_goes_on_where_its_engine_was_lost(
     ids = tokens.encode("once upon a time")
     alone = msgspec.structs.replace(PACE, tokenize=False)  # its tokens are not compared: others have none here
     async with pair(open_door, DIES, settings=alone, model=known_tokens(tmp_path)) as (dying, well, door):
-        request = {**body(), "prompt": [ids] if listed else ids}
-        del request["messages"]
+        request = text_body([ids] if listed else ids)
         response = await until_asked(door, dying, TEXT, request)
         found, whole = events(response.text), await plain(well, TEXT, request)
         assert said(found) == said(whole)

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,6 @@ from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.integration.failing import (
     CHAT,
-    CHATML,
     CLASSES,
     DIES,
     PACE,
@@ -29,7 +27,6 @@ from tests.integration.failing import (
     body,
     chain,
     events,
-    known_template,
     pair,
     plain,
     said,
@@ -43,11 +40,6 @@ from tests.integration.test_waiting import wait_until
 HANGS = Fault(kind="hang", after=9, path="/v1/chat", stream=True)
 NOTHING = dict.fromkeys(CLASSES, 0)
 __all__ = ["closed_clients"]  # of tenants with limits, after each test
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> dict[str, str]:
-    return known_template(tmp_path, CHATML)
 
 
 def asked(*engines: EngineDouble) -> list[int]:

@@ -19,7 +19,6 @@ from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL, Door
 from tests.integration.failing import (
     CHAT,
-    CHATML,
     CLASSES,
     DIES,
     PACE,
@@ -28,9 +27,10 @@ from tests.integration.failing import (
     body,
     chain,
     events,
-    known_template,
+    text_body,
     until_asked,
 )
+from tests.integration.templates import CHATML, known_template
 from tests.integration.test_broken_engines import ROLE, event, replaced
 from tests.integration.test_tiers import steered
 
@@ -61,11 +61,6 @@ SAID: dict[str, bytes] = {
 }
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> dict[str, str]:
-    return known_template(tmp_path, CHATML)
-
-
 async def told(door: Door, response: Any, reason: str, code: str = "engine_lost") -> list[dict[str, Any]]:
     """Checks what the client and the ledger have of it."""
     error = events(response.text)[-1]["error"]
@@ -83,9 +78,7 @@ async def test_what_depends_on_the_state_that_died_is_not_continued(
     dies = Fault(kind="close", after=3, rst=True, path="/v1/")
     async with EngineDouble(PACE, faults=(dies,), auto_tools=True) as engine, open_door(engine, model=model) as door:
         for reason, (path, members) in REQUESTS.items():
-            request = body(**members)
-            if path == TEXT:
-                del request["messages"]
+            request = body(**members) if path == CHAT else text_body(**members)
             (record,) = await told(door, await door.http.post(path, json=request), reason)
             assert record["engine_output"] > 0
             replaced(door, "engine-0")
@@ -145,16 +138,14 @@ async def test_a_template_that_does_not_continue_exactly_is_not_relied_on(
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_token_ids_are_not_continued_by_a_tokenizer_that_says_the_answer_otherwise(
-    open_door: OpenDoor, tmp_path: Path, known: bool
+    open_door: OpenDoor, model: dict[str, str], known: bool
 ) -> None:
     frames = [event("", 1).replace(b'"delta":{"content":""}', b'"text":" half a \\ufffd"')]
     async with (
         ScriptedEngine(dying_after(*frames), model=MODEL) as engine,
-        open_door(engine, model=known_template(tmp_path, CHATML) if known else {}) as door,
+        open_door(engine, model=model if known else {}) as door,
     ):
-        request = {**body(), "prompt": [104, 105, 106]}
-        del request["messages"]
-        await told(door, await door.http.post(TEXT, json=request), "token_ids")
+        await told(door, await door.http.post(TEXT, json=text_body([104, 105, 106])), "token_ids")
 
 
 async def test_token_ids_are_not_continued_by_a_tokenizer_that_is_not_the_engines(
@@ -162,9 +153,7 @@ async def test_token_ids_are_not_continued_by_a_tokenizer_that_is_not_the_engine
 ) -> None:
     async with EngineDouble(PACE, faults=(DIES,)) as engine, open_door(engine, model=model) as door:
         await eventually(lambda: door.service.inferences._relay._means.resumer._disputed)
-        request = {**body(), "prompt": [104, 105, 106]}
-        del request["messages"]
-        await told(door, await door.http.post(TEXT, json=request), "token_ids")
+        await told(door, await door.http.post(TEXT, json=text_body([104, 105, 106])), "token_ids")
 
 
 async def test_a_plain_engine_is_not_relied_on(open_door: OpenDoor, model: dict[str, str]) -> None:

@@ -21,18 +21,17 @@ from tests.eventually import eventually
 from tests.integration.door import MODEL
 from tests.integration.failing import (
     CHAT,
-    CHATML,
     CLASSES,
     DIES,
     PACE,
     billed,
     body,
     events,
-    known_template,
     plain,
     said,
 )
 from tests.integration.observed import counters, ledger
+from tests.integration.templates import CHATML, known_template
 from tests.integration.test_workers import records
 from tests.processes import Door, front_door
 from tests.stores import state_directory

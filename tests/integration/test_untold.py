@@ -13,7 +13,8 @@ from tests.doubles.engine.server import EngineDouble
 from tests.doubles.engine.settings import Settings
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import MODEL
-from tests.integration.failing import CHAT, TEXT, body, events, known_tokens, said
+from tests.integration.failing import CHAT, TEXT, body, events, said, text_body
+from tests.integration.templates import known_tokens
 
 ALONE = Settings(tokenize=False, answer_tokens=None)
 UNTOLD = Fault(kind="usage_missing")
@@ -21,9 +22,7 @@ PROMPT = "once upon a time"
 
 
 def text(**members: Any) -> dict[str, Any]:
-    request = {**body(max_tokens=12), "prompt": PROMPT, "stream_options": None, **members}
-    del request["messages"]
-    return request
+    return text_body(PROMPT, **{"max_tokens": 12, "stream_options": None, **members})
 
 
 def alarms(part: str, counted: str) -> float:

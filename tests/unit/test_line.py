@@ -530,7 +530,8 @@ def test_those_whose_time_is_over_are_told_some_at_a_time() -> None:
     numbers = [table.request((f"chat {number}", 200), patience_s=5.0) for number in range(50)]
     told = list[int]()
     while table.core.late(table.now + 5, 20):
-        assert len(some := table.settled()) == 20
+        some = table.settled()
+        assert len(some) == 20
         told += some
     told += table.settled()
     assert told == numbers
