@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from sqlalchemy import Row, Update, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -18,7 +17,7 @@ from forebay.metering import Ledger
 from forebay.platform.errors import ApiError
 from forebay.platform.limits.records import LimitRecords, inherit
 from forebay.platform.stores.database import reachable
-from forebay.platform.tenancy import queries, validate
+from forebay.platform.tenancy import export, queries, validate
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
@@ -106,30 +105,12 @@ class Tenancy:
             return await _one_tenant(db, tenant_id, {"status": "deleted", "name": None, "deleted_at": moment})
 
     async def export_tenant(self, tenant_id: str) -> AsyncIterator[bytes]:
-        """One JSON document in pieces: `{"tenant", "projects", "keys", "limits", "usage"}`. An unknown id raises at
-        once."""
+        """The pieces of one JSON document (see `export`). An unknown id raises at once."""
         async with self._read() as db:
             await db.execution_options(isolation_level="REPEATABLE READ")
-            tenant = queries.tenant(await _tenant(db, tenant_id))
-            mine = projects.c.tenant_id == tenant_id
-            all_projects = await db.execute(queries.PROJECTS.where(mine).order_by(projects.c.created_at))
-            all_keys = await db.execute(queries.KEYS.where(mine).order_by(api_keys.c.created_at))
-            document: dict[str, Any] = {
-                "tenant": tenant,
-                "projects": [queries.project(row) for row in all_projects],
-                "keys": [queries.key(row) for row in all_keys],
-            }
-        owners = [tenant_id, *(one.id for part in ("projects", "keys") for one in document[part])]
-        document["limits"] = await self.limits.of(*owners)
-        return self._document(document, tenant_id)
-
-    async def _document(self, head: dict[str, Any], tenant_id: str) -> AsyncIterator[bytes]:
-        yield msgspec.json.encode(head)[:-1] + b',"usage":['
-        separator = b""
-        async for record in self._ledger.records_of(tenant_id):
-            yield separator + msgspec.json.encode(record)
-            separator = b","
-        yield b"]}"
+            head = await export.head(db, queries.tenant(await _tenant(db, tenant_id)))
+        head["limits"] = await self.limits.of(*export.owners(head))
+        return export.document(head, self._ledger.records_of(tenant_id))
 
     async def _set_status(self, tenant_id: str, status: str) -> Tenant:
         async with self._change("tenant") as (db, now):
