@@ -10,6 +10,7 @@ from math import exp, inf
 
 from msgspec import Struct
 
+from forebay.router.fairness import STARVED_S
 from forebay.router.line import Ahead
 from forebay.router.placement import Option
 from forebay.router.rates import Rates
@@ -110,6 +111,13 @@ class Gate:
             before += sum(one.seconds for one in done)
             shorts = [one for one in shorts if one not in done]
 
+    def share_s(self, tier: Tier, ahead: Ahead, able: int) -> float:
+        """Seconds until one of a tier that is short of its share would begin for that, whatever is before the tier."""
+        if tier.share <= 0 or ahead.lacking_s <= 0:
+            return inf
+        pace = self.pace.rate(able, learnt=self.learnt)
+        return STARVED_S + max(0.0, ahead.own_s / pace - ahead.lacking_s) / tier.share
+
     def number(self, ahead: Ahead, wait_s: float, able: int) -> int:
         """How many begin before one that waits so long."""
         pace = self.pace.rate(able, learnt=self.learnt)
@@ -130,6 +138,8 @@ class Gate:
         if tier.shed is not Shed.HOLD and tier.ttft_s is not None:
             own_s, queued_s = (best.prefill_s, best.queued_s) if self.learnt else (0.0, 0.0)
             allowed = min(allowed, sure * max(tier.ttft_s - own_s, 0.25 * own_s) - queued_s)
+        if self.share_s(tier, ahead, able) <= allowed:
+            return None
         if new:
             allowed -= KEPT * min(allowed, MOST_KEPT_S)
         if wait_s <= max(0.0, allowed):

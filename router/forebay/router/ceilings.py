@@ -1,11 +1,14 @@
 """How much of lower tiers an endpoint gets (pure): one pool's ceilings, which breathe with what higher tiers miss.
 
 Below the highest tier an endpoint is given work only up to a ceiling of requests that are there: it goes down where a
-higher tier misses its objective because endpoints are too full, and up again where none does.
+higher tier misses its objective for what lower ones cost it, and up again where none does. What would be missed without
+them as well presses nobody: so a ceiling that is low enough to help nobody more goes down no further.
 """
 
 from collections.abc import Iterable
 from math import inf
+
+from msgspec import Struct
 
 from forebay.router.tiers import Tier, Tiers
 from forebay.router.waiting import START_S
@@ -15,8 +18,26 @@ DOWN, UP = 0.95, 1.01  # a tick
 FADING = 0.9  # a tick, of what was seen
 MAY_MISS = 0.02  # of a tier's requests
 SOME_SEEN = 0.5  # of a request, faded: what is longer ago presses nobody
-NEAR = 0.8  # of an objective that is taken to be missed soon
-SLOW = 0.25  # of an objective: an endpoint that takes so much longer than was predicted is too full
+NEAR, NEAR_TOKEN = 0.8, 0.9  # of an objective for the first token, and for each after it, that is nearly missed
+MUCH = 0.25  # of an objective: what lower tiers cost a request before they are pressed for it
+CURABLE = 0.5  # of what is missed, that less of lower tiers must be able to prevent
+
+
+class _Lately(Struct):
+    """Requests of a tier; of those, the ones near a miss, and the ones that would not have been without lower tiers."""
+
+    seen: float = 0.0
+    near: float = 0.0
+    curable: float = 0.0
+
+    @property
+    def presses(self) -> bool:
+        return self.seen >= SOME_SEEN and self.curable > max(MAY_MISS * self.seen, CURABLE * self.near)
+
+    def fade(self) -> None:
+        self.seen *= FADING
+        self.near *= FADING
+        self.curable *= FADING
 
 
 class Ceilings:
@@ -26,7 +47,7 @@ class Ceilings:
         ranks = sorted({tier.rank for tier in self.tiers})
         self._last = len(ranks) - 1
         self._at = {tier.name: ranks.index(tier.rank) for tier in self.tiers}
-        self._seen = {tier.name: [0.0, 0.0] for tier in self.tiers}  # lately, and of those, near a miss or missed
+        self._seen = {tier.name: _Lately() for tier in self.tiers}
 
     def __repr__(self) -> str:
         return f"<Ceilings {self.rooms}>"
@@ -42,28 +63,33 @@ class Ceilings:
         part = self.part(tier)
         return ahead_s <= START_S * part and (short or in_flight < self.rooms[tier.name] * part)
 
-    def saw(self, tier: Tier, took_s: float | None, objective_s: float | None, over_s: float = inf) -> None:
-        """How long something took that an objective is set for, and how much longer than was predicted when an endpoint
-        got it. What waited in the line for others of its own, or is long itself, is not helped by less of lower
-        tiers."""
-        if took_s is None or objective_s is None or tier.rank == self.tiers[-1].rank:
+    def first(self, tier: Tier, took_s: float, lower_s: float) -> None:
+        """How long a first token took, and for how much of that lower tiers are to blame."""
+        self._saw(tier, took_s, tier.ttft_s, NEAR, lower_s)
+
+    def token(self, tier: Tier, took_s: float, lower_s: float) -> None:
+        """The same of the tokens after it, each."""
+        self._saw(tier, took_s, tier.tpot_s, NEAR_TOKEN, lower_s)
+
+    def _saw(self, tier: Tier, took_s: float, objective_s: float | None, near: float, lower_s: float) -> None:
+        if objective_s is None or tier.rank == self.tiers[-1].rank:
             return
-        seen = self._seen[tier.name]
-        seen[0] += 1
-        seen[1] += took_s > NEAR * objective_s and over_s > SLOW * objective_s
+        lately, near_s = self._seen[tier.name], near * objective_s
+        lately.seen += 1
+        lately.near += took_s > near_s
+        lately.curable += took_s > near_s >= took_s - lower_s and lower_s > MUCH * objective_s
 
     def breathe(self, in_flight: Iterable[int]) -> None:
         """To be called twice a second or so. `in_flight`: at each endpoint. Who misses its objective has those below it
         take less, and not itself."""
         most, pressing = max((*in_flight, 1)), inf  # the highest rank that misses
         for tier in self.tiers:
-            room, seen = self.rooms[tier.name], self._seen[tier.name]
+            room, lately = self.rooms[tier.name], self._seen[tier.name]
             if tier.rank > pressing:
                 room = max(1.0, min(room, most / self.part(tier)) * DOWN)
             elif room < inf:
                 room = room * UP if room * UP <= 2 * most / self.part(tier) else inf
             self.rooms[tier.name] = room
-            if seen[0] >= SOME_SEEN and seen[1] > MAY_MISS * seen[0]:
+            if lately.presses:
                 pressing = min(pressing, tier.rank)
-            seen[0] *= FADING
-            seen[1] *= FADING
+            lately.fade()

@@ -6,6 +6,7 @@ from itertools import islice
 
 from forebay.router.admission import Gate
 from forebay.router.ceilings import Ceilings
+from forebay.router.company import lower_s
 from forebay.router.core_pool import CorePool
 from forebay.router.eviction import may_miss, misses
 from forebay.router.fairness import Counters, Shares, cost
@@ -207,13 +208,33 @@ class CoreLine:
         self.counters.placed(waiting.tier.rank, booking.tenant, booking.session, booking.charged / booking.weight)
         self.service.placed(booking, ask.tokens - option.cached, now)
         self.gate.pace.worked += option.prefill_s
+        if not booking.tells:
+            self._begins(booking, now)
+        else:
+            booking.company = self.pool.members[booking.endpoint].company.seen(waiting.tier.rank, now)
 
     def begun(self, booking: Booking, now: float) -> None:
         if booking.waiting and booking.tells:
             tier = self.tiers[booking.tier]
-            over_s = now - booking.placed_at - booking.predicted_s
-            self.ceilings.saw(tier, now - booking.since, tier.ttft_s, over_s)
+            lower_s = self._lower_s(booking, now, now - booking.placed_at - booking.prefill_s)
+            self.ceilings.first(tier, now - booking.since, lower_s)
+            self._begins(booking, now)
             self.service.begun(booking, now)
+
+    def _begins(self, booking: Booking, now: float) -> None:
+        """Of one that does not say when its answer begins, it does when it is placed."""
+        rank, company = self.tiers[booking.tier].rank, self.pool.members[booking.endpoint].company
+        company.begun(rank, booking.prefill_s, now)
+        booking.company, booking.began_at = company.seen(rank, now), now
+
+    def _lower_s(self, booking: Booking, now: float, over_s: float) -> float:
+        """Of what something took longer than alone, what requests of lower tiers at its endpoint cost it."""
+        member, rank = self.pool.members[booking.endpoint], self.tiers[booking.tier].rank
+        load, own_s = member.load, now - booking.began_at
+        return lower_s(
+            booking.company, member.company.seen(rank, now), over_s,
+            own_s=0.0 if booking.waiting else own_s, known=load.own.in_flight / load.in_flight,
+        )  # fmt: skip
 
     def tick(self, now: float) -> None:
         self.gate.pace.passed(now, waits=bool(self.line))
@@ -225,8 +246,12 @@ class CoreLine:
         actual, token_s = booking.charged, None
         if outcome.decode_s is not None and (outcome.output or 0) > 1:
             assert outcome.output is not None
-            tier, token_s = self.tiers[booking.tier], outcome.decode_s / (outcome.output - 1)
-            self.ceilings.saw(tier, token_s, tier.tpot_s)
+            tier, tokens = self.tiers[booking.tier], outcome.output - 1
+            token_s = outcome.decode_s / tokens
+            rates = self.pool.members[booking.endpoint].rates
+            over_s = outcome.decode_s - (tokens * rates.decode_s if rates.decodes else 0.0)
+            if booking.tells and not booking.waiting:
+                self.ceilings.token(tier, token_s, self._lower_s(booking, now, over_s) / tokens)
         if outcome.output is not None:
             prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
             cached = booking.cached if outcome.cached is None else outcome.cached
@@ -235,6 +260,8 @@ class CoreLine:
             part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
             actual = booking.charged * min(1.0, part)
         self._settle(booking, actual)
+        if not (booking.waiting and booking.tells):
+            self.pool.members[booking.endpoint].company.ended(self.tiers[booking.tier].rank, now)
         self.service.ended(booking, actual, now, token_s)
 
     def lost(self, booking: Booking) -> None:

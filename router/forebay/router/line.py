@@ -30,12 +30,14 @@ class Short(Struct, frozen=True):
 
 class Ahead(Struct, frozen=True):
     """What stands before a newcomer: how many requests, seconds of prefill of tiers before its own and of its own and
-    the peers of that; and lower tiers, or peers, that go first for their share."""
+    the peers of that; and lower tiers, or peers, that go first for their share. `lacking_s`: what its own tier is
+    short of, as in `Short`."""
 
     number: int = 0
     higher_s: float = 0.0
     own_s: float = 0.0
     shorts: tuple[Short, ...] = ()
+    lacking_s: float = 0.0
 
 
 class _Held(Struct):
@@ -237,7 +239,7 @@ class Line:
             if backlog is not mine and served <= tag:
                 others, seconds = backlog.within(tag - served, waiting.due)
                 before, own_s = before + others, own_s + seconds
-        return Ahead(number + before, higher_s, own_s, tuple(shorts))
+        return Ahead(number + before, higher_s, own_s, tuple(shorts), self.shares.lacking_s(name))
 
     def overdue(self, now: float) -> list[Waiting]:
         return [one for one in self._by_number.values() if one.until <= now]

@@ -4,6 +4,7 @@ import math
 
 from msgspec import Struct, field
 
+from forebay.router.company import Company
 from forebay.router.guesses import BLOCK
 from forebay.router.health import WHOLE, Condition
 from forebay.router.loads import Load
@@ -46,6 +47,7 @@ class Member:
         self.condition = Condition(name)
         self.following = Following.NONE
         self.load = Load(name)
+        self.company = Company()
         self.own = Rates()
         self.rates = Rates()  # what to reckon with
         self.gone = False  # its process has ended, and what it held with it
