@@ -5,6 +5,7 @@ import pytest
 
 from forebay.router.admission import SEEN_S, Gate
 from forebay.router.ceilings import Ceilings
+from forebay.router.core_line import CoreLine
 from forebay.router.dispatch import Dispatch
 from forebay.router.line import Ahead, Short
 from forebay.router.rates import Rates
@@ -29,6 +30,10 @@ def table(*endpoints: str, learnt: bool = True) -> Table:
     if learnt:
         made.pool.rates.prefills = 20
     return made
+
+
+def line(table: Table) -> CoreLine:
+    return table.core.lines[POOL]
 
 
 def request(table: Table, tier: str, tokens: int, **more: object) -> int:
@@ -107,10 +112,26 @@ def test_higher_tiers_that_take_what_there_is_are_why_a_lower_one_is_refused() -
     for number in range(6):
         request(there, "slow", LONG // 2, tenant=f"{number}")
     there.settled()
+    line(there).shares.served("batch", 1e6, there.now)  # it has had its share
     number = request(there, "batch", 500)
     result = refused(there.settled()[number])
     assert result.why is Why.CAPACITY
     assert result.tier == "batch"
+
+
+def test_a_tier_that_is_short_of_its_share_is_let_in_whatever_is_before_it_but_not_behind_more_of_its_own() -> None:
+    there = table("a")
+    there.place(("long", LONG))
+    line(there).shares.served("slow", 1e6, there.now)
+    for number in range(6):
+        request(there, "slow", LONG // 2, tenant=f"{number}")
+    there.settled()
+    results: dict[int, Result] = {}
+    for _ in range(12):
+        request(there, "batch", 3_000)  # 1.5 s each, of a tenth of what there is
+        results |= there.settled()
+    assert line(there).line.tiers["batch"] == 4
+    assert {refused(result).why for result in results.values()} == {Why.DEADLINE}
 
 
 def test_peers_neither_take_less_for_each_other_nor_wait_for_what_comes_of_each_other() -> None:
@@ -119,7 +140,7 @@ def test_peers_neither_take_less_for_each_other_nor_wait_for_what_comes_of_each_
     gate, ceilings = Gate(tiers, known), Ceilings(tiers)
     for tenth in range(400):
         gate.came(one, 0.09, tenth / 10)
-        ceilings.saw(one, 30.0, one.ttft_s)
+        ceilings.first(one, 3.0, 2.0)
         ceilings.breathe([20])
     ahead = Ahead(own_s=1.0)
     assert gate.wait_s(other, ahead, 1, 40.0) == gate.wait_s(one, ahead, 1, 40.0) < gate.wait_s(low, ahead, 1, 40.0)

@@ -13,8 +13,8 @@ import pytest
 
 from forebay.router.fairness import cost
 from forebay.router.simulation.blocks import Change
-from forebay.router.simulation.demand import Source, demand
-from forebay.router.simulation.engine import Engine, Request
+from forebay.router.simulation.demand import BLOCK, Source, demand
+from forebay.router.simulation.engine import Engine, EngineSpec, Request
 from forebay.router.simulation.fleet import Fleet
 from forebay.router.simulation.flow_control import FlowControl, concurrency
 from forebay.router.simulation.live import Forebay
@@ -32,6 +32,7 @@ from forebay.router.simulation.overload import (
     sources,
 )
 from forebay.router.simulation.policies import Send
+from forebay.router.tiers import Shed, Tier, Tiers
 
 SHAPE = Shape(2, warm_s=20.0, until_s=60.0)  # of faults
 LONG = Shape(2, warm_s=30.0, until_s=110.0)
@@ -179,3 +180,41 @@ def test_what_is_fair_is_to_each_what_it_wants_and_the_rest_evenly() -> None:
     assert fair_share({"a": 10, "b": 100, "c": 100}, {"a": 10, "b": 25, "c": 25}) == pytest.approx(1.0)
     assert fair_share({"a": 10, "b": 100}, {"a": 10, "b": 10}) == pytest.approx(1.0)
     assert fair_share({"a": 50, "b": 100}, {"b": 20}) == pytest.approx(0.5)
+
+
+# -- objectives that others must pay for
+
+ENGINE = EngineSpec(prefill=8_000.0, capacity=300_000, block=BLOCK, chunk=512)  # 20 ms a token alone, 64 with a prompt
+
+
+def _paid_for(tpot_s: float | None) -> tuple[dict[str, float], float]:
+    """Which part of each tier met its objective for the first token; and of the highest, the other one."""
+    fast = Tier("fast", 0, ttft_s=2.0, tpot_s=tpot_s)
+    plain = Tier("plain", 1, ttft_s=10.0, queue_s=8.0)
+    batch = Tier("batch", 2, ttft_s=4.0, shed=Shed.SHED, share=0.1)
+    tiers = Tiers([fast, plain, batch], "plain")
+    shape = Shape(2, ENGINE, warm_s=60.0, until_s=160.0, shares={"fast": 0.2, "plain": 0.6, "batch": 0.2})
+    run = play(forebay(tiers), shape, 8.0, seed=1)
+    found = figures(run, shape, tiers)
+    answers = [one for one in run.served if one.tier == "fast" and one.turn.output > 1 and one.ended_at > shape.warm_s]
+    kept = [one for one in answers if one.ended_at - one.first_at <= 0.05 * (one.turn.output - 1)]
+    return {name: one.met for name, one in found.tiers.items()} | {
+        "share": found.lowest_share
+    }, len(kept) / len(answers)
+
+
+def test_an_objective_that_less_of_lower_tiers_keeps_is_kept_at_their_cost_but_for_their_share() -> None:
+    open_, without = _paid_for(None)
+    met, kept = _paid_for(0.05)
+    assert without < 0.5
+    assert kept > 0.97
+    assert met["fast"] > 0.99
+    assert met["plain"] < open_["plain"]
+    assert met["share"] > 0.09
+
+
+def test_an_objective_that_no_pool_keeps_costs_lower_tiers_nothing() -> None:
+    open_, _ = _paid_for(None)
+    met, _ = _paid_for(0.015)
+    assert met["plain"] > open_["plain"] - 0.01
+    assert met["batch"] > open_["batch"] - 0.01

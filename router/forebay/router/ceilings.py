@@ -15,12 +15,12 @@ from forebay.router.waiting import START_S
 
 LEAST_CEILING = 0.4  # of the highest's, for the lowest tier
 DOWN, UP = 0.95, 1.01  # a tick
-FADING = 0.9  # a tick, of what was seen
+FADING = 0.95  # a tick, of what was seen
 MAY_MISS = 0.02  # of a tier's requests
-SOME_SEEN = 0.5  # of a request, faded: what is longer ago presses nobody
+LEAST = 1.0  # requests, faded: one by itself presses nobody
 NEAR, NEAR_TOKEN = 0.8, 0.9  # of an objective for the first token, and for each after it, that is nearly missed
 MUCH = 0.25  # of an objective: what lower tiers cost a request before they are pressed for it
-CURABLE = 0.5  # of what is missed, that less of lower tiers must be able to prevent
+CURABLE = 0.25  # of what is missed, that less of lower tiers must be able to prevent
 
 
 class _Lately(Struct):
@@ -32,7 +32,7 @@ class _Lately(Struct):
 
     @property
     def presses(self) -> bool:
-        return self.seen >= SOME_SEEN and self.curable > max(MAY_MISS * self.seen, CURABLE * self.near)
+        return self.curable > max(LEAST + MAY_MISS * self.seen, CURABLE * self.near)
 
     def fade(self) -> None:
         self.seen *= FADING
@@ -77,7 +77,7 @@ class Ceilings:
         lately, near_s = self._seen[tier.name], near * objective_s
         lately.seen += 1
         lately.near += took_s > near_s
-        lately.curable += took_s > near_s >= took_s - lower_s and lower_s > MUCH * objective_s
+        lately.curable += took_s > near_s and took_s - lower_s <= objective_s and lower_s > MUCH * objective_s
 
     def breathe(self, in_flight: Iterable[int]) -> None:
         """To be called twice a second or so. `in_flight`: at each endpoint. Who misses its objective has those below it

@@ -1,22 +1,28 @@
-"""What lower tiers cost a request at its endpoint (pure): prompts that were computed there while it waited or its answer
-was generated, and their part of what other answers beside it took.
-
-An engine computes prompts in steps that it shares with the answers that it generates, so each lengthens the other. What
-prompts take is predicted; the rest of the time that a request took longer than alone is put down to the answers beside
-it, to each alike.
-"""
+"""What one endpoint does, by rank of the tiers that it serves (pure)."""
 
 from msgspec import Struct
 
 
 class Seen(Struct, frozen=True):
-    """What an endpoint has done up to a moment, and of that for lower tiers: seconds of prompts computed, and of answers
-    generated, each second as often as there were answers."""
+    """What an endpoint has done, and of that for lower tiers: seconds of prompts computed, and of answers generated,
+    each second as often as there were answers."""
 
     prefill_s: float = 0.0
     answer_s: float = 0.0
     lower_prefill_s: float = 0.0
     lower_answer_s: float = 0.0
+
+    def since(self, before: "Seen", known: float) -> "Seen":
+        """`known`: which part of what the endpoint does is seen here. The rest is taken to be like it."""
+        return Seen(
+            (self.prefill_s - before.prefill_s) / known,
+            (self.answer_s - before.answer_s) / known,
+            (self.lower_prefill_s - before.lower_prefill_s) / known,
+            (self.lower_answer_s - before.lower_answer_s) / known,
+        )
+
+
+NOTHING_SEEN = Seen()
 
 
 class _OfRank(Struct):
@@ -26,8 +32,6 @@ class _OfRank(Struct):
 
 
 class Company:
-    """One endpoint's, by rank of the tiers that it serves."""
-
     def __init__(self) -> None:
         self._ranks: dict[int, _OfRank] = {}
         self._at = 0.0
@@ -47,6 +51,7 @@ class Company:
         self._ranks[rank].answers -= 1
 
     def seen(self, rank: int, now: float) -> Seen:
+        """Until now, as one of `rank` sees it."""
         self._pass(now)
         prefill_s = answer_s = lower_prefill_s = lower_answer_s = 0.0
         for of, one in self._ranks.items():
@@ -58,17 +63,6 @@ class Company:
         return Seen(prefill_s, answer_s, lower_prefill_s, lower_answer_s)
 
     def _pass(self, now: float) -> None:
-        passed, self._at = max(0.0, now - self._at), now
+        passed, self._at = max(0.0, now - self._at), max(self._at, now)
         for one in self._ranks.values():
             one.answer_s += passed * one.answers
-
-
-def lower_s(before: Seen, after: Seen, over_s: float, *, own_s: float = 0.0, known: float = 1.0) -> float:
-    """Of `over_s`, by which something took longer than alone, what lower tiers cost it. `own_s`: seconds of its own
-    answer in between; `known`: which part of what the endpoint does is seen here. The rest is taken to be like it."""
-    prefill_s = (after.prefill_s - before.prefill_s) / known
-    lower_prefill_s = (after.lower_prefill_s - before.lower_prefill_s) / known
-    answer_s = after.answer_s - before.answer_s - own_s
-    lower_answer_s = after.lower_answer_s - before.lower_answer_s
-    part = min(1.0, lower_answer_s / answer_s) if answer_s > 0 else 0.0
-    return min(max(0.0, over_s), lower_prefill_s) + max(0.0, over_s - prefill_s) * part

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from forebay.router.admission import Gate
+from forebay.router.blame import Blame
 from forebay.router.ceilings import Ceilings
-from forebay.router.company import lower_s
 from forebay.router.core_pool import CorePool
 from forebay.router.eviction import may_miss, misses
 from forebay.router.fairness import Counters, Shares, cost
@@ -41,6 +41,7 @@ class CoreLine:
         self.service = Service(self.shares)
         self.gate = Gate(self.tiers, lambda: pool.rates)
         self.ceilings = Ceilings(self.tiers)
+        self.blame = Blame(self.tiers)
         self.line = Line(tiers=self.tiers, counters=self.counters, shares=self.shares)
         self._unwanted: set[tuple[str, str]] = set()  # tiers and endpoints with room for them that nobody would go to
         self._able: list[str] = []  # endpoints that were asked last
@@ -208,33 +209,13 @@ class CoreLine:
         self.counters.placed(waiting.tier.rank, booking.tenant, booking.session, booking.charged / booking.weight)
         self.service.placed(booking, ask.tokens - option.cached, now)
         self.gate.pace.worked += option.prefill_s
-        if not booking.tells:
-            self._begins(booking, now)
-        else:
-            booking.company = self.pool.members[booking.endpoint].company.seen(waiting.tier.rank, now)
+        self.blame.placed(booking, self.pool.members[booking.endpoint], now)
 
     def begun(self, booking: Booking, now: float) -> None:
         if booking.waiting and booking.tells:
-            tier = self.tiers[booking.tier]
-            lower_s = self._lower_s(booking, now, now - booking.placed_at - booking.prefill_s)
-            self.ceilings.first(tier, now - booking.since, lower_s)
-            self._begins(booking, now)
+            lower_s = self.blame.begun(booking, self.pool.members[booking.endpoint], now)
+            self.ceilings.first(self.tiers[booking.tier], now - booking.since, lower_s)
             self.service.begun(booking, now)
-
-    def _begins(self, booking: Booking, now: float) -> None:
-        """Of one that does not say when its answer begins, it does when it is placed."""
-        rank, company = self.tiers[booking.tier].rank, self.pool.members[booking.endpoint].company
-        company.begun(rank, booking.prefill_s, now)
-        booking.company, booking.began_at = company.seen(rank, now), now
-
-    def _lower_s(self, booking: Booking, now: float, over_s: float) -> float:
-        """Of what something took longer than alone, what requests of lower tiers at its endpoint cost it."""
-        member, rank = self.pool.members[booking.endpoint], self.tiers[booking.tier].rank
-        load, own_s = member.load, now - booking.began_at
-        return lower_s(
-            booking.company, member.company.seen(rank, now), over_s,
-            own_s=0.0 if booking.waiting else own_s, known=load.own.in_flight / load.in_flight,
-        )  # fmt: skip
 
     def tick(self, now: float) -> None:
         self.gate.pace.passed(now, waits=bool(self.line))
@@ -243,15 +224,11 @@ class CoreLine:
 
     def ended(self, booking: Booking, outcome: Outcome, now: float) -> None:
         """Set right what was charged, by what was used."""
-        actual, token_s = booking.charged, None
-        if outcome.decode_s is not None and (outcome.output or 0) > 1:
-            assert outcome.output is not None
-            tier, tokens = self.tiers[booking.tier], outcome.output - 1
+        actual, token_s, member = booking.charged, None, self.pool.members[booking.endpoint]
+        if outcome.decode_s is not None and (tokens := min(outcome.output or 0, _MOST_TOKENS) - 1) > 0:
             token_s = outcome.decode_s / tokens
-            rates = self.pool.members[booking.endpoint].rates
-            over_s = outcome.decode_s - (tokens * rates.decode_s if rates.decodes else 0.0)
-            if booking.tells and not booking.waiting:
-                self.ceilings.token(tier, token_s, self._lower_s(booking, now, over_s) / tokens)
+            lower_s = self.blame.answered(booking, member, tokens, outcome.decode_s, now)
+            self.ceilings.token(self.tiers[booking.tier], token_s, lower_s / tokens)
         if outcome.output is not None:
             prompt = booking.tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
             cached = booking.cached if outcome.cached is None else outcome.cached
@@ -260,8 +237,7 @@ class CoreLine:
             part = max(0.0, now - booking.placed_at) / max(booking.predicted_s, 1e-3)
             actual = booking.charged * min(1.0, part)
         self._settle(booking, actual)
-        if not (booking.waiting and booking.tells):
-            self.pool.members[booking.endpoint].company.ended(self.tiers[booking.tier].rank, now)
+        self.blame.ended(booking, member, now)
         self.service.ended(booking, actual, now, token_s)
 
     def lost(self, booking: Booking) -> None:

@@ -19,10 +19,12 @@ _LEAST = 0.01  # of its prior that a cost keeps
 
 
 class Fit:
-    """`priors`: costs to begin with, all above 0. `costs`: as they are known now."""
+    """`priors`: costs to begin with, all above 0. `costs`: as they are known now. `anchored`: what is not observed goes
+    back to its prior, so that amounts which always come together share their seconds as those say."""
 
-    def __init__(self, priors: Sequence[float]) -> None:
+    def __init__(self, priors: Sequence[float], *, anchored: bool = False) -> None:
         self.priors = tuple(priors)
+        self._anchored = anchored
         self.observations = 0
         size = len(self.priors)
         self._factors = [1.0] * size  # costs relative to their priors
@@ -66,7 +68,7 @@ class Fit:
         size = len(self.priors)
         lines = [
             [value + (_RIDGE if at == number else 0.0) for at, value in enumerate(line)]
-            + [self._sums[number] + _RIDGE * self._factors[number]]
+            + [self._sums[number] + _RIDGE * (1.0 if self._anchored else self._factors[number])]
             for number, line in enumerate(self._products)
         ]
         for number in least:

@@ -8,7 +8,7 @@ by its age: an engine that is slow is not thereby free. What other front doors h
 import numpy as np
 from msgspec import Struct
 
-from forebay.router.company import Seen
+from forebay.router.company import NOTHING_SEEN, Seen
 from forebay.router.prefix.keys import GRID, Keys
 
 NO_KEYS: Keys = np.empty(0, np.uint64)
@@ -48,11 +48,10 @@ class Booking(Struct):
     predicted_s: float = 0.0  # to its first token, from `placed_at`
     prefill_s: float = 0.0
     counted: float = 0.0  # tokens of it, that its tier was served
-    began_at: float = 0.0
     began_grown: float = 0.0  # see `service`
     stoppable: bool = False  # it was asked for in a tier that is shed
     told_at: float | None = None  # when it was to be stopped
-    company: Seen = Seen()  # at its endpoint, when it was placed, then when it began
+    company: Seen = NOTHING_SEEN  # at its endpoint, when it was placed, then when it began
 
 
 class Share(Struct, frozen=True, array_like=True):
