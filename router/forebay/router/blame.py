@@ -2,7 +2,7 @@
 
 An engine computes prompts in steps that it shares with the answers that it generates, so each lengthens the other:
 
-    seconds of an answer = tokens · alone + seconds of prompts computed meanwhile · prompt + of answers beside it · answer
+    seconds of an answer = tokens · alone + seconds of prompts meanwhile · prompt + of answers beside it · answer
 
 The three costs are fitted together (fit.py), over a pool. A first token waits for prompts as long as they were
 predicted to take; what it waited longer is put down to the answers there, to each alike.
