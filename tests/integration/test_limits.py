@@ -482,7 +482,7 @@ async def test_what_cannot_be_a_limit_is_refused_and_changes_nothing(open_door: 
                 await refused(method, "?model=%00", body, "model", "printable")
                 await refused(method, f"?model={'x' * 129}", body, None, "length <= 128")
             await refused("PUT", "?model=alais", b'{"queued_requests": 1}', "model", "did you mean alias?")
-            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL}")
+            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL} (alias)")
             await refused("GET", "?model=alias", b"", "model", "This takes none.")
             too_much = await http.put(path, content=b" " * (2 << 20), headers={"content-type": "application/json"})
             assert (too_much.status_code, too_much.json()["error"]["code"]) == (413, "request_too_large")
