@@ -123,6 +123,17 @@ async def test_requests_of_a_minute_and_the_headers_that_say_so(open_door: OpenD
         assert "x-ratelimit-limit-requests" not in (await door.chat()).headers  # a key without limits
 
 
+async def test_an_answer_to_what_cannot_be_read_says_what_is_left_too(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, output_tokens_per_minute=5000)
+        for status, body in ((400, {"temperature": "hot"}), (404, {"model": "gpt-9"})):
+            answer = await who.chat(**body)
+            assert answer.status_code == status
+            assert answer.headers["x-ratelimit-remaining-tokens"] == "5000"
+            assert answer.headers["x-ratelimit-reset-tokens"] != "0s"
+
+
 async def test_openais_client_understands(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
@@ -190,12 +201,15 @@ async def test_concurrent_requests_and_slots_that_come_back(open_door: OpenDoor,
     async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.KEY, concurrent_requests=2, queued_requests=2)
+        await who.limit(Level.TENANT, output_tokens_per_minute=5000, input_tokens_per_minute=90_000)
         running = [asyncio.create_task(who.chat(max_tokens=1000, stream=stream)) for _ in range(2)]
         await eventually(lambda: engine.scheduler.in_flight == 2)
         await eventually(lambda: holds(who, {"key:c:": 2}))  # they wait no more
         answer = await who.chat()
         assert metadata(answer)["limit"] == "concurrent_requests"
         assert answer.headers["retry-after"] == "1"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "5000"
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(5000 - 2 * 256)  # reserved by those that run
         for task in running:  # the client leaves
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
