@@ -14,7 +14,9 @@ ROOMS = ("platform", "router", "metering", "autoscale")
 CODE_AT = {"ApiError": 1, "Refusal": 1, "unavailable": 0, "conflict": 0, "invalid": None}  # else it is `code=`
 COMPOSED = {
     "f'invalid_{what}'": ("invalid_model", "invalid_tier"),
-    "f\"{what.replace(' ', '_')}_not_found\"": ("tenant_not_found", "project_not_found", "key_not_found"),
+    "f\"{what.replace(' ', '_')}_not_found\"": tuple(
+        f"{what}_not_found" for what in ("tenant", "project", "key", "entry")
+    ),
 }
 INTERNAL = {"snapshot_unavailable"}  # said to other front doors alone
 OF_THE_ADMIN_API = {
