@@ -8,6 +8,7 @@ process and its core.
 Before it, what refusing costs the router alone while thousands wait.
 """
 
+import argparse
 import asyncio
 import random
 import statistics
@@ -90,6 +91,8 @@ async def _ask(http: httpx.AsyncClient, number: int, at: float) -> tuple[int, fl
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     for tenants in (1, 3, 30, 1_000):
         print(f"    the router alone, {WAITING:,} of {tenants:,} tenants wait: {crowded(tenants):.2f} ms a refusal")
     print(asyncio.run(bench()))

@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Ledger
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
+from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.errors import ApiError
+from forebay.platform.offered import Offered
 from forebay.platform.stores.database import create_engine
 from forebay.platform.tenancy.auth import Authenticator, bearer
 from forebay.platform.tenancy.hasher import Hasher
@@ -21,13 +23,14 @@ from forebay.platform.tenancy.principal import Principal
 from forebay.platform.tenancy.service import Tenancy
 from tests.metered import attempt, record
 
+OFFERED = Offered({"tiny": "tiny", "small": "tiny", "huge": "huge"}, ("fast", "default", "batch"))
 HASHER = Hasher([("one", b"1" * 32)])
 PASTED = f"my key is {generate('project')[0]}"
 
 
 @pytest.fixture
 def tenancy(engine: AsyncEngine) -> Tenancy:
-    return Tenancy(engine, HASHER, ("fast", "default", "batch"))
+    return Tenancy(engine, HASHER, OFFERED)
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ async def client(engine: AsyncEngine, tenancy: Tenancy) -> AsyncIterator[httpx.A
         return Response(error.body(), status_code=error.status, media_type="application/json")
 
     app = Litestar(
-        list(ADMIN_CONTROLLERS),
+        [*ADMIN_CONTROLLERS, *LIMIT_CONTROLLERS],
         dependencies={"principal": Provide(principal), "tenancy": Provide(lambda: tenancy, sync_to_thread=False)},
         exception_handlers={ApiError: refuse},
         openapi_config=None,
@@ -143,10 +146,62 @@ async def test_tiers_of_a_project(client: httpx.AsyncClient) -> None:
     for method, path, body in (("POST", at, created), ("PATCH", one, misspelt)):
         status, answer = await call(client, method, path, body)
         assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_tier", "tiers")
-        assert answer["error"]["message"] == "there is no tier 'bach'; did you mean batch?"
+        known = "The tiers are fast, default, batch"
+        assert answer["error"]["message"] == f"there is no tier 'bach'; did you mean batch? {known}"
     _, answer = await call(client, "PATCH", one, {"tiers": ["zzz"]})
     assert answer["error"]["message"] == "there is no tier 'zzz'; the tiers are fast, default, batch"
     assert (await call(client, "GET", one))[1] == changed
+
+
+async def test_models_of_a_project_are_of_the_configuration_or_stand_there_already(
+    client: httpx.AsyncClient, tenancy: Tenancy
+) -> None:
+    _, tenant = await call(client, "POST", "/tenants", {"name": "acme"})
+    at = f"/tenants/{tenant['id']}/projects"
+    _, project = await call(client, "POST", at, {"name": "a", "models": ["small", "tiny", "huge"], "tiers": ["fast"]})
+    assert project["models"] == ["huge", "tiny"]  # an alias stands for its model
+    one = f"{at}/{project['id']}"
+    for method, path, body in (("POST", at, {"name": "b", "models": ["smal"]}), ("PATCH", one, {"models": ["smal"]})):
+        status, answer = await call(client, method, path, body)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_model", "models")
+        assert answer["error"]["message"] == (
+            "there is no model 'smal'; did you mean small? The models are huge, tiny (small)"
+        )
+    assert (await call(client, "GET", one))[1] == project
+
+    tenancy.offered = Offered({"tiny": "tiny"}, ("default", "batch"))  # as after a start without huge and fast
+    change = {"models": ["huge", "tiny"], "tiers": ["fast", "batch"]}
+    _, changed = await call(client, "PATCH", one, change)
+    assert {name: changed[name] for name in change} == {"models": ["huge", "tiny"], "tiers": ["batch", "fast"]}
+    _, changed = await call(client, "PATCH", one, {"models": ["tiny"], "tiers": ["batch"]})
+    assert (changed["models"], changed["tiers"]) == (["tiny"], ["batch"])
+    assert (await call(client, "PATCH", one, {"models": ["huge"]}))[1]["error"]["code"] == "invalid_model"
+    assert (await call(client, "PATCH", one, {"tiers": ["fast"]}))[1]["error"]["code"] == "invalid_tier"
+
+
+@pytest.mark.parametrize(
+    ("path", "what", "asked"),
+    [
+        ("/tenants/{gone}", "tenant", "ten_{0}"),
+        ("/tenants/{gone}/projects", "tenant", "ten_{0}"),
+        ("/tenants/{gone}/limits", "tenant", "ten_{0}"),
+        ("/tenants/acme", "tenant", "acme"),
+        ("/tenants/{tenant}/projects/proj_{0}", "project", "proj_{0}"),
+        ("/tenants/{tenant}/projects/proj_{0}/keys", "project", "proj_{0}"),
+        ("/tenants/{tenant}/projects/proj_{0}/keys/key_{0}", "key", "key_{0}"),
+        ("/tenants/{tenant}/projects/proj_{0}/limits", "project", "proj_{0}"),
+        ("/tenants/{tenant}/projects/proj_{0}/keys/key_{0}/limits", "key", "key_{0}"),
+    ],
+)
+async def test_what_is_not_found_is_named(
+    client: httpx.AsyncClient, tenancy: Tenancy, path: str, what: str, asked: str
+) -> None:
+    tenant = await tenancy.create_tenant("real")
+    zeros = "0" * 24
+    filled = path.format(zeros, tenant=tenant.id, gone=f"ten_{zeros}")
+    status, answer = await call(client, "GET", filled)
+    assert (status, answer["error"]["code"]) == (404, f"{what}_not_found")
+    assert answer["error"]["message"] == f"there is no {what} '{asked.format(zeros)}'"
 
 
 async def test_another_tenants_project_does_not_exist(client: httpx.AsyncClient, tenancy: Tenancy) -> None:

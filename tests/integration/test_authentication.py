@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.platform.errors import ApiError
+from forebay.platform.offered import Offered
 from forebay.platform.stores import embedded
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
@@ -116,7 +117,7 @@ async def test_public_id_with_another_secret_is_unknown(database: str, tenancy: 
 async def test_a_projects_tiers_reach_every_replica_within_a_second(
     database: str, engine: AsyncEngine, listen: bool
 ) -> None:
-    tenancy = Tenancy(engine, HASHER, ("fast", "default"))
+    tenancy = Tenancy(engine, HASHER, Offered(tiers=("fast", "default")))
     _, project, key = await tenant_with_key(tenancy)
     token = key.secret.encode()
     async with authenticator(database, listen=listen) as replica:

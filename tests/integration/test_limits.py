@@ -123,6 +123,17 @@ async def test_requests_of_a_minute_and_the_headers_that_say_so(open_door: OpenD
         assert "x-ratelimit-limit-requests" not in (await door.chat()).headers  # a key without limits
 
 
+async def test_an_answer_to_what_cannot_be_read_says_what_is_left_too(open_door: OpenDoor) -> None:
+    async with EngineDouble() as engine, open_door(engine) as door:
+        who = await tenant(door)
+        await who.limit(Level.TENANT, output_tokens_per_minute=5000)
+        for status, body in ((400, {"temperature": "hot"}), (404, {"model": "gpt-9"})):
+            answer = await who.chat(**body)
+            assert answer.status_code == status
+            assert answer.headers["x-ratelimit-remaining-tokens"] == "5000"
+            assert answer.headers["x-ratelimit-reset-tokens"] != "0s"
+
+
 async def test_openais_client_understands(open_door: OpenDoor) -> None:
     async with EngineDouble() as engine, open_door(engine) as door:
         who = await tenant(door)
@@ -190,12 +201,15 @@ async def test_concurrent_requests_and_slots_that_come_back(open_door: OpenDoor,
     async with EngineDouble(SLOW) as engine, open_door(engine) as door:
         who = await tenant(door)
         await who.limit(Level.KEY, concurrent_requests=2, queued_requests=2)
+        await who.limit(Level.TENANT, output_tokens_per_minute=5000, input_tokens_per_minute=90_000)
         running = [asyncio.create_task(who.chat(max_tokens=1000, stream=stream)) for _ in range(2)]
         await eventually(lambda: engine.scheduler.in_flight == 2)
         await eventually(lambda: holds(who, {"key:c:": 2}))  # they wait no more
         answer = await who.chat()
         assert metadata(answer)["limit"] == "concurrent_requests"
         assert answer.headers["retry-after"] == "1"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "5000"
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(5000 - 2 * 256)  # reserved by those that run
         for task in running:  # the client leaves
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -482,7 +496,7 @@ async def test_what_cannot_be_a_limit_is_refused_and_changes_nothing(open_door: 
                 await refused(method, "?model=%00", body, "model", "printable")
                 await refused(method, f"?model={'x' * 129}", body, None, "length <= 128")
             await refused("PUT", "?model=alais", b'{"queued_requests": 1}', "model", "did you mean alias?")
-            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL}")
+            await refused("PUT", "?model=*", b'{"queued_requests": 1}', "model", f"the models are {MODEL} (alias)")
             await refused("GET", "?model=alias", b"", "model", "This takes none.")
             too_much = await http.put(path, content=b" " * (2 << 20), headers={"content-type": "application/json"})
             assert (too_much.status_code, too_much.json()["error"]["code"]) == (413, "request_too_large")

@@ -90,23 +90,25 @@ def test_admin_keys(forebay: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("tenant", "suspend", "nobody"), 1, "there is no such tenant"),
+        (("tenant", "suspend", "nobody"), 1, "there is no tenant 'nobody'"),
         (("tenant", "create", ""), 1, "1 to 128 printable characters"),
         (("tenant", "create", "taken"), 1, "already has this name"),
         (("tenant", "weight", "taken", "0"), 1, "weight is between 0.01 and 100"),
         (("tenant", "create", "heavy", "--weight", "nan"), 1, "weight is between 0.01 and 100"),
-        (("tenant", "weight", "nobody", "2"), 1, "there is no such tenant"),
-        (("project", "create", "ten_000000000000000000000000", "x"), 1, "there is no such tenant"),
+        (("tenant", "weight", "nobody", "2"), 1, "there is no tenant 'nobody'"),
+        (("project", "create", "ten_000000000000000000000000", "x"), 1, "there is no tenant 'ten_0000"),
         (("project", "create", "taken", "q", "--tier", "fst"), 1, "there is no tier 'fst'; did you mean fast?"),
         (("project", "tiers", "taken/p", "fast", "--open"), 2, "name tiers or give --open, not both"),
-        (("key", "create", "taken/none"), 1, "there is no such project"),
+        (("key", "create", "taken/none"), 1, "there is no project 'taken/none'"),
+        (("project", "models", "nobody/p"), 1, "there is no tenant 'nobody'"),
+        (("limits", "show", "key_0"), 1, "there is no key 'key_0'"),
         (("key", "create", "taken/p", "--scopes", "root"), 1, "not a scope of a project key"),
         (("key", "create", "taken/p", "--expires", "2001-01-01"), 1, "in the past"),
         (("key", "create", "taken/p", "--expires", "soon"), 2, "neither a duration"),
         (("key", "create"), 2, "name a project, or give --admin"),
-        (("key", "revoke", "key_000000000000000000000000"), 1, "there is no such key"),
-        (("key", "revoke", "sk-fb-" + "a" * 12 + "-" + "b" * 49), 1, "there is no such key"),
-        (("key", "rotate", "\udcff"), 1, "there is no such key"),
+        (("key", "revoke", "key_000000000000000000000000"), 1, "there is no key 'key_000000000000000000000000'"),
+        (("key", "revoke", "sk-fb-" + "a" * 12 + "-" + "b" * 49), 1, "there is no key 'sk-fb-aaaaaaaaaaaa"),
+        (("key", "rotate", "\udcff"), 1, "there is no key '\\udcff'"),
     ],
 )
 def test_refusals_are_one_clear_line(forebay: Run, arguments: tuple[str, ...], status: int, said: str) -> None:
@@ -167,3 +169,28 @@ def test_limits_are_set_shown_and_cleared(forebay: Run) -> None:
         forebay("limits", "set", "Acme Corp", f"--requests={wrong}", status=2)
     forebay("limits", "set", "Acme Corp", status=2)
     forebay("limits", "show", "Nobody", status=1)
+
+
+def test_models_and_tiers_are_named_by_the_configuration_everywhere(forebay: Run, tmp_path: Path) -> None:
+    config = tmp_path / "forebay.yaml"
+    bare = config.read_text()
+    forebay("tenant", "create", "acme")
+    made = forebay("project", "create", "acme", "p", "--model", "gone")
+    assert "not checked, since the configuration has no models: gone" in made.stderr
+    assert "not checked" in forebay("limits", "set", "acme", "--model", "gone", "--requests", "5").stderr
+
+    config.write_text(bare + "models: [{name: tiny, aliases: [small], pool: a}]\npools: [{name: a, endpoints: [{url: 'http://127.0.0.1:1'}]}]\n")
+    known = "there is no model 'smal'; did you mean small? The models are tiny (small)"
+    for command in (
+        ("project", "create", "acme", "q", "--model", "smal"),
+        ("project", "models", "acme/p", "tiny", "smal"),
+        ("limits", "set", "acme", "--model", "smal", "--requests", "5"),
+    ):
+        refused = forebay(*command, status=1)
+        assert refused.stderr.strip() == f"Error: {known}", command
+    kept = forebay("project", "models", "acme/p", "gone", "small")  # what stands there may stay
+    assert "gone, tiny" in kept.stdout
+    assert kept.stderr == ""
+    forebay("limits", "set", "acme", "--model", "gone", "--requests", "6")
+    forebay("limits", "clear", "acme", "--model", "gone")
+    forebay("limits", "set", "acme", "--model", "gone", "--requests", "6", status=1)

@@ -106,6 +106,7 @@ def test_a_compressed_file_is_read_as_it_is(tmp_path: Path) -> None:
     assert read(file).name == "a.jsonl"
 
 
+HEAD = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 WRONG = {
     "empty": (b"", "is empty"),
     "blank": (b"\n\n", "line 1 has neither"),
@@ -114,12 +115,24 @@ WRONG = {
     "other": (b'{"a": 1}', "neither `requests`"),
     "bytes": (bytes(range(256)), "not JSON"),
     "later": (b'{"hash_ids": [], "input_length": 1, "output_length": 1, "timestamp": 1}\n{oops', "line 2 is not JSON"),
-    "no times": (b'{"hash_ids": [], "input_length": 1, "output_length": 1}', "KeyError 'timestamp'"),
+    "no times": (b'{"hash_ids": [], "input_length": 1, "output_length": 1}',
+                 "trace: line 1: the member 'timestamp' is missing"),
+    "later times": (b'{"hash_ids": [], "input_length": 1, "output_length": 1, "timestamp": 1}\n{"hash_ids": []}',
+                    "trace: line 2: the member 'input_length' is missing"),
     "ids": (b'{"hash_ids": ["x"], "input_length": null, "output_length": 1, "timestamp": 1}', "TypeError"),
     "no requests": (b'{"id": "a", "block_size": 64, "requests": []}', "no requests"),
     "no block": (b'{"id": "a", "block_size": 0, "requests": []}', "not a workload of its kind"),
-    "azure": (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2", "ValueError"),
-    "azure head": (b"TIMESTAMP,Other\n2023-11-16 18:15:46,1", "KeyError"),
+    "azure time": (HEAD + b"yesterday,1,2",
+                   "trace: line 2, column TIMESTAMP: expected a time such as 2023-11-16 18:15:46.68, got 'yesterday'"),
+    "azure count": (HEAD + b"2023-11-16 18:15:46,1,2\n\n2023-11-16 18:15:47,many,2",
+                    "trace: line 4, column ContextTokens: expected a whole number from 0 to 100000000, got 'many'"),
+    "azure negative": (HEAD + b"2023-11-16 18:15:46,1,-2", "line 2, column GeneratedTokens: expected a whole number"),
+    "azure short": (HEAD + b"2023-11-16 18:15:46,1", "line 2, column GeneratedTokens: expected a whole number"),
+    "azure huge": (HEAD + b"2023-11-16 18:15:46," + b"9" * 5000 + b",1", "line 2, column ContextTokens: expected"),
+    "azure cell": (HEAD + b"2023-11-16 18:15:46,1," + b"x" * 200_000, "trace: line 2: field larger than field limit"),
+    "azure head": (b"TIMESTAMP,Other\n2023-11-16 18:15:46,1",
+                   "line 1 lacks the column ContextTokens; expected TIMESTAMP,ContextTokens,GeneratedTokens"),
+    "other table": (b"time,tokens\n1,2", "line 1 is not JSON, nor the head of a table (TIMESTAMP,ContextTokens,"),
 }
 
 

@@ -17,13 +17,14 @@ from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
 from forebay.platform.api.prompts import Prompts
-from forebay.platform.catalogue import Catalogue, Entry, names_of, prices_of
+from forebay.platform.catalogue import Catalogue, Entry, prices_of
 from forebay.platform.config.faults import ConfigError
 from forebay.platform.config.model import Config
 from forebay.platform.config.secrets import secrets_of
 from forebay.platform.finding import ClusterError
 from forebay.platform.limits.limiter import Limiter
 from forebay.platform.listed import specs_of
+from forebay.platform.offered import offered_of
 from forebay.platform.readers import Readers, load_readers
 from forebay.platform.relay.metrics import ATTEMPTS_FAILED
 from forebay.platform.relay.relay import Relay
@@ -206,7 +207,7 @@ async def running(
             catalogue=catalogue,
             spool=spool,
             auth=auth,
-            tenancy=Tenancy(engine, hasher, tiers.names, names_of(config)),
+            tenancy=Tenancy(engine, hasher, offered_of(config)),
             ledger=ledger,
             inferences=inferences,
             limiter=limiter,

@@ -139,7 +139,7 @@ async def _cleared(tenancy: Tenancy, owner: str, model: str | None) -> All:
 async def _tenant(tenancy: Tenancy, tenant_id: str, *, usable: bool = False) -> str:
     found = await tenancy.tenant(tenant_id)
     if usable and found.status == "deleted":
-        raise validate.conflict("tenant_deleted", "this tenant was deleted")
+        raise validate.conflict("tenant_deleted", f"tenant {tenant_id!r} was deleted")
     return found.id
 
 

@@ -1,7 +1,7 @@
 """Commands that work on the configured database directly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +37,13 @@ def on_database(path: Path | None, act: Callable[[Config, str], Coroutine[Any, A
     except ERRORS as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise click.ClickException(f"Postgres cannot be used: {reason[0]}") from None
+
+
+def tell_unchecked(tenancy: Tenancy, *, models: Iterable[str] = (), tiers: Iterable[str] = ()) -> None:
+    """On stderr, where the configuration says nothing of what is named."""
+    for what, names, known in (("models", models, tenancy.offered.models), ("tiers", tiers, tenancy.offered.tiers)):
+        if not known and (named := ", ".join(names)):
+            click.echo(f"not checked, since the configuration has no {what}: {named}", err=True)
 
 
 def on_tenancy(path: Path | None, action: Callable[[Tenancy], Awaitable[T]]) -> T:

@@ -8,7 +8,7 @@ import msgspec
 
 from forebay.platform.api.limits import shown
 from forebay.platform.cli import show
-from forebay.platform.cli.database import on_tenancy
+from forebay.platform.cli.database import on_tenancy, tell_unchecked
 from forebay.platform.limits.rules import ALL_MODELS, MOST, Kind, Level, Limit, Limits
 from forebay.platform.tenancy.service import Tenancy
 
@@ -67,6 +67,7 @@ def limits_set(
         before = {one.model: one.limits for one in await tenancy.limits.of(owner)}
         new = msgspec.structs.replace(before.get(named, Limits()), **wanted)
         await tenancy.limits.set(level, owner, new, named)
+        tell_unchecked(tenancy, models=[named] if named else [])
         return await tenancy.limits.of(owner)
 
     _show(on_tenancy(path, change), as_json)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from forebay.platform.cli import show
-from forebay.platform.cli.database import on_tenancy
+from forebay.platform.cli.database import on_tenancy, tell_unchecked
 from forebay.platform.cli.times import Duration, Until
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.service import Tenancy
@@ -136,7 +136,9 @@ def project_create(
 
     async def create(tenancy: Tenancy) -> Project:
         tenant_id = (await tenancy.find_tenant(reference)).id
-        return await tenancy.create_project(tenant_id, name, models or None, tiers or None)
+        made = await tenancy.create_project(tenant_id, name, models or None, tiers or None)
+        tell_unchecked(tenancy, models=models, tiers=tiers)
+        return made
 
     _projects([on_tenancy(path, create)], as_json, one=True)
 
@@ -169,7 +171,9 @@ def project_models(reference: str, models: tuple[str, ...], path: Path | None, *
         found = await tenancy.find_project(reference)
         if not every and not models:
             return found
-        return await tenancy.set_models(found.id, None if every else models)
+        changed = await tenancy.set_models(found.id, None if every else models)
+        tell_unchecked(tenancy, models=models)
+        return changed
 
     _projects([on_tenancy(path, change)], as_json, one=True)
 
@@ -188,7 +192,9 @@ def project_tiers(reference: str, tiers: tuple[str, ...], path: Path | None, *, 
         found = await tenancy.find_project(reference)
         if not every and not tiers:
             return found
-        return await tenancy.set_tiers(found.id, None if every else tiers)
+        changed = await tenancy.set_tiers(found.id, None if every else tiers)
+        tell_unchecked(tenancy, tiers=tiers)
+        return changed
 
     _projects([on_tenancy(path, change)], as_json, one=True)
 

@@ -1,5 +1,5 @@
-"""The tables of docs/configuration.md, from the structs. `python -m forebay.platform.config.reference docs` renews
-them and the published schema."""
+"""The tables of docs/configuration.md, from the structs. `.venv/bin/python -m forebay.platform.config.reference docs`
+renews them and the published schema."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from forebay.platform.config import schema
 from forebay.platform.config.model import Config
 from forebay.platform.config.scalars import unwrapped
 
-MARK = "<!-- Below this line: written by python -m forebay.platform.config.reference docs -->\n"
+MARK = "<!-- Below this line: written by .venv/bin/python -m forebay.platform.config.reference docs -->\n"
 
 
 def tables() -> str:

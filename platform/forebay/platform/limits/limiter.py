@@ -118,6 +118,13 @@ class Limiter:
             return self._shared(request, phase, checks, data)
         return self._locally(request, phase, checks)
 
+    def known(self, phase: int, checks: Sequence[Check]) -> list[Seen]:
+        """Of limits on tokens, without asking: who is refused for something else costs Valkey no more."""
+        number = window(self.clock.now_ms(), phase).number
+        if self.link.shared:
+            return [Seen(check, self.mirror.total(check, number), check.limit) for check in checks]
+        return self._here(checks, number)
+
     def settle(
         self, request: bytes, phase: int, booked: int, changes: Sequence[tuple[bytes, int | None]]
     ) -> None:
@@ -153,22 +160,22 @@ class Limiter:
 
     def _locally(self, request: bytes, phase: int, checks: Sequence[Check]) -> Verdict:
         metrics.HERE.inc()
-        mirror, now_ms = self.mirror, self.clock.now_ms()
-        now = window(now_ms, phase)
-        seen = [
-            Seen(
-                check,
-                mirror.used(check, now.number),
-                mirror.allowed(check, now.number, now_ms, self.processes),
-            )
-            for check in checks
-        ]
+        now = window(self.clock.now_ms(), phase)
+        seen = self._here(checks, now.number)
         refused = next((index for index, one in enumerate(seen) if one.used + one.check.cost > one.allowed), None)
         if refused is None:
             self._note(request, phase, checks, now.number)
             for one in seen:
                 one.used += one.check.cost
         return Verdict(refused, now, seen)
+
+    def _here(self, checks: Sequence[Check], number: int) -> list[Seen]:
+        """By this process's share."""
+        mirror, now_ms, processes = self.mirror, self.clock.now_ms(), self.processes
+        return [
+            Seen(check, mirror.used(check, number), mirror.allowed(check, number, now_ms, processes))
+            for check in checks
+        ]
 
     def _note(self, request: bytes, phase: int, checks: Sequence[Check], number: int) -> None:
         for check in checks:

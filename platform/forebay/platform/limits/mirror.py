@@ -83,6 +83,11 @@ class Mirror:
     def used(self, check: Check, number: int) -> int:
         return len(self.slots.get(check.key, ())) if check.kind.held else self.of(check.key, number)
 
+    def total(self, check: Check, number: int) -> int:
+        """Of all processes in that window, as far as this one has heard."""
+        mine, heard = self.used(check, number), self._heard.get(check.key)
+        return mine if heard is None or heard.window != number else max(mine, heard.total + mine - heard.mine)
+
     def allowed(self, check: Check, number: int, now_ms: int, processes: int) -> int:
         """How much of a limit this process may use: its share of the whole; and if Valkey has spoken of this window, or
         of these slots not long ago, beside what it had then no more than its share of what was left. Of a window that

@@ -4,8 +4,8 @@ from forebay.metering import Quantities
 from forebay.platform.limits import metrics, refusal
 from forebay.platform.limits.limiter import Limiter, Verdict
 from forebay.platform.limits.refusal import Seen
-from forebay.platform.limits.rules import Check, Kind, Limit, counts_input, gate, whole
-from forebay.platform.limits.window import phase_of
+from forebay.platform.limits.rules import Check, Kind, Limit, counts_input, gate, unread, whole
+from forebay.platform.limits.window import phase_of, window
 
 
 class Permit:
@@ -23,6 +23,7 @@ class Permit:
         self._charged: dict[bytes, int] = {}
         self._seen: dict[bytes, Seen] = {}
         self._ends_ms = 0
+        self._read = False
         self._attempts: dict[int, Quantities] = {}
         self._closed = False
 
@@ -36,6 +37,7 @@ class Permit:
 
     async def take(self, model: str, uncached: int, output: int) -> None:
         """When the prompt is known: tokens that are expected to be spent. Raises `ApiError` 429."""
+        self._read = True
         costs = {Kind.INPUT: max(1, uncached), Kind.OUTPUT: output}  # an engine reads at least a prompt's last token
         await self._reserve(whole(self._limits, self._root, model, costs))
 
@@ -64,8 +66,13 @@ class Permit:
         self._charge(held, final=True, refund=refund)
 
     def headers(self) -> refusal.Headers:
-        left_ms = max(0, self._ends_ms - self._limiter.clock.now_ms())
-        return refusal.headers(self._seen.values(), left_ms)
+        """Of one that ended before its prompt was known, of tokens what this process knows."""
+        now_ms = self._limiter.clock.now_ms()
+        left_ms = max(0, self._ends_ms - now_ms) if self._ends_ms else window(now_ms, self._phase).left_ms
+        seen = [*self._seen.values()]
+        if not self._read:
+            seen += self._limiter.known(self._phase, unread(self._limits, self._root))
+        return refusal.headers(seen, left_ms)
 
     async def _reserve(self, checks: list[Check]) -> None:
         if not checks:

@@ -1,6 +1,5 @@
 """Limits in Postgres: what the admin API and the CLI read and set. Refusals are ApiErrors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,9 +8,9 @@ from sqlalchemy import BigInteger, Column, MetaData, Row, Table, Text, delete, s
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from forebay.platform.config.nearest import nearest
 from forebay.platform.errors import invalid
 from forebay.platform.limits.rules import ALL_MODELS, MOST, Kind, Level, Limit, Limits
+from forebay.platform.offered import Offered
 from forebay.platform.stores.database import reachable
 
 MOST_ENTRIES = 256  # of one key, project or tenant: each request of it carries them
@@ -30,10 +29,9 @@ _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")  # as in all c
 class LimitRecords:
     """Whether a key, project or tenant exists is asked of `Tenancy` before."""
 
-    def __init__(self, engine: AsyncEngine, models: Mapping[str, str]) -> None:
-        """`models`: those of the catalogue by name and alias; without any, no name is looked at."""
+    def __init__(self, engine: AsyncEngine, offered: Offered) -> None:
         self._engine = engine
-        self._models = models
+        self._offered = offered
 
     async def of(self, *owners: str) -> list[Limit]:
         statement = select(_limits).where(_limits.c.owner.in_(owners)).order_by(_limits.c.level, _limits.c.model)
@@ -43,27 +41,25 @@ class LimitRecords:
 
     async def set(self, level: Level, owner: str, limits: Limits, model: str = ALL_MODELS) -> Limit:
         """In place of what it had for that model. Limits that are all None are none."""
-        model = self.named(model)
+        named = self.named(model)
         if not limits:
             await self.clear(owner, model)
-            return Limit(level, owner, model, limits)
-        if model and self._models and model not in self._models:
-            near, names = nearest(model, list(self._models)), ", ".join(sorted(set(self._models.values())))
-            hint = f"did you mean {near}?" if near else f"the models are {names}"
-            raise invalid(f"there is no model {model[:64]!r}; {hint}", param="model", code="invalid_model")
+            return Limit(level, owner, named, limits)
         values = msgspec.to_builtins(limits)
         for name, value in values.items():
             if value is not None and not 0 <= value <= MOST:
                 raise invalid(f"{name} is between 0 and {MOST}, or null for unlimited", param=name)
-        statement = insert(_limits).values(owner=owner, level=level.value, model=model, **values)
+        statement = insert(_limits).values(owner=owner, level=level.value, model=named, **values)
         with reachable():
             async with self._engine.begin() as db:
                 await db.execute(_LOCK)
+                standing = (await db.scalars(select(_limits.c.model).where(_limits.c.owner == owner))).all()
+                if model != ALL_MODELS:
+                    self._offered.model(model, standing)
                 await db.execute(statement.on_conflict_do_update(index_elements=["owner", "model"], set_=values))
-                count = len((await db.execute(select(_limits.c.model).where(_limits.c.owner == owner))).all())
-                if count > MOST_ENTRIES:
+                if len({*standing, named}) > MOST_ENTRIES:
                     raise invalid(f"limits for more than {MOST_ENTRIES} models", param="model")
-        return Limit(level, owner, model, limits)
+        return Limit(level, owner, named, limits)
 
     async def clear(self, owner: str, model: str | None = None) -> None:
         """Of one model, or with None of all."""
@@ -77,9 +73,7 @@ class LimitRecords:
 
     def named(self, model: str) -> str:
         """By the catalogue's name: limits for an alias would hold for nothing."""
-        if len(model) > 128 or not model.isprintable():
-            raise invalid("a model's name has up to 128 printable characters", param="model")
-        return self._models.get(model, model)
+        return self._offered.called(model)
 
 
 async def inherit(db: AsyncConnection, old: str, new: str) -> None:

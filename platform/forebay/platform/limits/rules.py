@@ -106,6 +106,17 @@ def whole(limits: Iterable[Limit], root: bytes, model: str, costs: dict[Kind, in
     return found
 
 
+def unread(limits: Iterable[Limit], root: bytes) -> list[Check]:
+    """Those on tokens that hold whatever the model, of a request that has asked nothing of them yet."""
+    return [
+        _check(one, kind, 0, root)
+        for one in limits
+        if one.model == ALL_MODELS
+        for kind in (Kind.INPUT, Kind.OUTPUT)
+        if getattr(one.limits, kind) is not None
+    ]
+
+
 def counts_input(limits: Iterable[Limit], model: str) -> bool:
     return any(one.model in (ALL_MODELS, model) and one.limits.input_tokens_per_minute is not None for one in limits)
 

@@ -4,9 +4,8 @@ Every change takes one advisory lock first, the one that the change feed's trigg
 way they cannot deadlock. Refusals are ApiErrors, and so is a database that is away (503).
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Row, Update, insert, select, text, update
@@ -16,32 +15,25 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from forebay.metering import Ledger
 from forebay.platform.errors import ApiError
 from forebay.platform.limits.records import LimitRecords, inherit
+from forebay.platform.offered import Offered
 from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy import export, queries, validate
 from forebay.platform.tenancy.hasher import Hasher
 from forebay.platform.tenancy.keys import Kind, generate, public_part
 from forebay.platform.tenancy.records import IssuedKey, Key, Page, Project, Tenant
 from forebay.platform.tenancy.tables import api_keys, projects, tenants
-from forebay.router import DEFAULT
 
 _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
 class Tenancy:
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        hasher: Hasher,
-        tiers: Sequence[str] = (DEFAULT,),
-        models: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """`tiers`: the names of those that are declared. `models`: see `LimitRecords`."""
+    def __init__(self, engine: AsyncEngine, hasher: Hasher, offered: Offered = Offered()) -> None:  # noqa: B008 - frozen
         self._engine = engine
         self._hasher = hasher
-        self._tiers = tiers
+        self.offered = offered
         self._ledger = Ledger(engine)
-        self.limits = LimitRecords(engine, models)
+        self.limits = LimitRecords(engine, offered)
 
     # Tenants
 
@@ -69,11 +61,11 @@ class Tenancy:
         """By id, or by name among those not deleted."""
         by = tenants.c.id if reference.startswith("ten_") else tenants.c.name
         if not reference.isprintable():
-            raise validate.not_found("tenant")
+            raise validate.not_found("tenant", reference)
         async with self._read() as db:
             row = (await db.execute(queries.TENANTS.where(by == reference))).one_or_none()
         if row is None:
-            raise validate.not_found("tenant")
+            raise validate.not_found("tenant", reference)
         return queries.tenant(row)
 
     async def set_weight(self, tenant_id: str, weight: float) -> Tenant:
@@ -129,8 +121,8 @@ class Tenancy:
             "id": queries.new_id("proj_"),
             "tenant_id": tenant_id,
             "name": validate.name(name, "project"),
-            "models": validate.models(models),
-            "tiers": validate.tiers(tiers, self._tiers),
+            "models": self.offered.project_models(models),
+            "tiers": self.offered.project_tiers(tiers),
         }
         async with self._change("project") as (db, _):
             await _tenant(db, tenant_id, usable=True)
@@ -156,12 +148,12 @@ class Tenancy:
         tenant_name, _, name = reference.rpartition("/")
         tenant = await self.find_tenant(tenant_name)
         if not name.isprintable():
-            raise validate.not_found("project")
+            raise validate.not_found("project", reference)
         mine = queries.PROJECTS.where(projects.c.tenant_id == tenant.id, projects.c.name == name)
         async with self._read() as db:
             row = (await db.execute(mine)).one_or_none()
         if row is None:
-            raise validate.not_found("project")
+            raise validate.not_found("project", reference)
         return queries.project(row)
 
     async def set_models(
@@ -179,12 +171,12 @@ class Tenancy:
     ) -> Project:
         """`changes`: of `models` and `tiers`, those that change, all at once."""
         wanted: dict[str, list[str] | None] = {}
-        if "models" in changes:
-            wanted["models"] = validate.models(changes["models"])
-        if "tiers" in changes:
-            wanted["tiers"] = validate.tiers(changes["tiers"], self._tiers)
         async with self._change("project") as (db, _):
             row = await _project(db, project_id, tenant_id, usable=True)
+            if "models" in changes:
+                wanted["models"] = self.offered.project_models(changes["models"], row.models)
+            if "tiers" in changes:
+                wanted["tiers"] = self.offered.project_tiers(changes["tiers"], row.tiers)
             if wanted:
                 statement = update(projects).where(projects.c.id == project_id).values(wanted)
                 row = (await db.execute(statement.returning(projects))).one()
@@ -236,7 +228,7 @@ class Tenancy:
         async with self._read() as db:
             row = await _key(db, key_id, project_id, tenant_id)
         if kind not in {None, row.kind}:
-            raise validate.not_found("key")
+            raise validate.not_found("key", key_id)
         return queries.key(row)
 
     async def find_key(self, reference: str) -> Key:
@@ -247,7 +239,7 @@ class Tenancy:
         async with self._read() as db:
             row = (await db.execute(queries.KEYS.where(api_keys.c.prefix == prefix))).one_or_none()
         if row is None:
-            raise validate.not_found("key")
+            raise validate.not_found("key", reference)
         return queries.key(row)
 
     async def revoke_key(self, key_id: str, *, project_id: str | None = None, tenant_id: str | None = None) -> Key:
@@ -350,9 +342,9 @@ async def _tenant(db: AsyncConnection, tenant_id: str, *, usable: bool = False) 
     validate.identifier(tenant_id, "tenant")
     row = (await db.execute(queries.TENANTS.where(tenants.c.id == tenant_id))).one_or_none()
     if row is None:
-        raise validate.not_found("tenant")
+        raise validate.not_found("tenant", tenant_id)
     if usable and row.status == "deleted":
-        raise validate.conflict("tenant_deleted", "this tenant was deleted")
+        raise validate.conflict("tenant_deleted", f"tenant {tenant_id!r} was deleted")
     return row
 
 
@@ -367,7 +359,7 @@ async def _project(
     validate.identifier(project_id, "project")
     row = (await db.execute(queries.PROJECTS.where(projects.c.id == project_id))).one_or_none()
     if row is None or tenant_id not in {None, row.tenant_id}:
-        raise validate.not_found("project")
+        raise validate.not_found("project", project_id)
     if usable:
         await _tenant(db, row.tenant_id, usable=True)
     return row
@@ -379,5 +371,5 @@ async def _key(
     validate.identifier(key_id, "key")
     row = (await db.execute(queries.KEYS.where(api_keys.c.id == key_id))).one_or_none()
     if row is None or project_id not in {None, row.project_id} or tenant_id not in {None, row.tenant_id}:
-        raise validate.not_found("key")
+        raise validate.not_found("key", key_id)
     return row

@@ -1,9 +1,8 @@
 """What may be stored about tenants, projects and keys. Pure; every refusal is an ApiError that names the field."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from forebay.platform.config.nearest import nearest
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.tenancy.keys import LOOKS_LIKE_A_KEY, Kind
 from forebay.platform.tenancy.principal import Scope
@@ -18,7 +17,6 @@ DEFAULT: dict[Kind, frozenset[Scope]] = {
 }
 MAX_LIFETIME = 10 * 366 * 86_400.0
 MAX_GRACE = 90 * 86_400.0
-MAX_MODELS = 1000
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0
 
 
@@ -67,29 +65,6 @@ def grace(seconds: float) -> float:
     return seconds
 
 
-def models(names: Iterable[str] | None) -> list[str] | None:
-    """Public names of models, sorted and unique. Whether the catalogue has them is not checked: it may get them."""
-    if names is None:
-        return None
-    wanted = sorted(set(names))
-    if len(wanted) > MAX_MODELS or any(not 1 <= len(model) <= 128 or not model.isprintable() for model in wanted):
-        raise invalid(f"models: up to {MAX_MODELS} names of 1 to 128 printable characters", param="models")
-    return wanted
-
-
-def tiers(names: Iterable[str] | None, declared: Sequence[str]) -> list[str] | None:
-    """Names of tiers, unique and in the order of `declared`, which has them all: a name that is misspelt would take a
-    tier away in silence."""
-    if names is None:
-        return None
-    wanted = set(names)
-    for name in sorted(wanted.difference(declared)):
-        found = nearest(name, declared)
-        hint = f"did you mean {found}?" if found else f"the tiers are {', '.join(declared)}"
-        raise invalid(f"there is no tier {name[:40]!r}; {hint}", param="tiers", code="invalid_tier")
-    return [name for name in declared if name in wanted]
-
-
 def weight(number: float) -> float:
     if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
         raise invalid(f"weight is between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}", param="weight", code="invalid_weight")
@@ -109,12 +84,12 @@ _ID = re.compile(r"[a-z]{3,4}_[0-9a-f]{24}")
 def identifier(text: str, what: str) -> None:
     """Nothing that is not written like an id reaches the database, which refuses some characters with an error."""
     if not _ID.fullmatch(text):
-        raise not_found(what)
+        raise not_found(what, text)
 
 
-def not_found(what: str) -> ApiError:
+def not_found(what: str, asked: str) -> ApiError:
     """The same answer for what does not exist and for what belongs to somebody else."""
-    return ApiError(404, f"{what.replace(' ', '_')}_not_found", f"there is no such {what}")
+    return ApiError(404, f"{what.replace(' ', '_')}_not_found", f"there is no {what} {asked[:128]!r}")
 
 
 def conflict(code: str, message: str, *, param: str | None = None) -> ApiError:

@@ -8,7 +8,7 @@ compressed with zstd.
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from forebay.router.tiers import DEFAULT
 
 LONGEST_PAUSE_S = 600.0  # between two turns; who pauses for longer has left, for a cache
 _AZURE_BLOCK, _MOONCAKE_BLOCK = 16, 512
+_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 _WINDOW = 1 << 31  # of zstd's: the traces are compressed with --long
 _FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, msgspec.DecodeError)
 _Record = dict[str, Any]
@@ -36,13 +37,17 @@ def read(path: Path) -> Workload:
     lines = data.splitlines()
     if not lines:
         raise WorkloadError(f"{path} is empty")
+    records = _Records(path, lines)
     try:
-        if lines[0].startswith(b"TIMESTAMP,"):
-            found = Workload(name, _AZURE_BLOCK, list(_azure(data.decode())))
+        if b"TIMESTAMP" in lines[0].split(b","):
+            found = Workload(name, _AZURE_BLOCK, list(_azure(path, data.decode())))
         else:
-            found = _reader(path, lines[0])(name, _records(path, lines))
+            found = _reader(path, lines[0])(name, records)
     except _FAULTS as error:
-        raise WorkloadError(f"{path}: not a workload of its kind: {type(error).__name__} {error}") from error
+        where = f"{path}: line {records.line}" if records.line else path
+        if isinstance(error, KeyError):
+            raise WorkloadError(f"{where}: the member {error} is missing") from error
+        raise WorkloadError(f"{where}: not a workload of its kind: {type(error).__name__} {error}") from error
     found.conversations = [one for one in found.conversations if one.turns]
     if not found.conversations:
         raise WorkloadError(f"{path} has no requests")
@@ -62,26 +67,37 @@ def _unpacked(path: Path, data: bytes) -> bytes:
         raise WorkloadError(f"{path} is not a zstd file: {error}") from error
 
 
-def _records(path: Path, lines: Sequence[bytes]) -> Iterator[_Record]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                record = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise WorkloadError(f"{path}: line {number} is not JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise WorkloadError(f"{path}: line {number} is not a JSON object")
-            yield record
+class _Records:
+    """`line`: that of the record which is being read, from 1."""
+
+    def __init__(self, path: Path, lines: Sequence[bytes]) -> None:
+        self._path = path
+        self._lines = lines
+        self.line = 0
+
+    def __iter__(self) -> Iterator[_Record]:
+        for number, text in enumerate(self._lines, 1):
+            self.line = number
+            if text.strip():
+                where = f"{self._path}: line {self.line}"
+                try:
+                    record = msgspec.json.decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    nor = f", nor the head of a table ({_HEAD})" if self.line == 1 else ""
+                    raise WorkloadError(f"{where} is not JSON{nor}: {error}") from error
+                if not isinstance(record, dict):
+                    raise WorkloadError(f"{where} is not a JSON object")
+                yield record
 
 
 def _reader(path: Path, line: bytes) -> Any:
-    first = next(_records(path, [line]), {})
+    first = next(iter(_Records(path, [line])), {})
     for member, reader in (("requests", _agents), ("hash_ids", _mooncake)):
         if member in first:
             return reader
     raise WorkloadError(
         f"{path}: line 1 has neither `requests` (agent sessions) nor `hash_ids` (Mooncake), and is not the head of an "
-        "Azure table (TIMESTAMP,ContextTokens,GeneratedTokens)"
+        f"Azure table ({_HEAD})"
     )
 
 
@@ -186,15 +202,57 @@ def _mooncake(name: str, requests: Iterable[_Record]) -> Workload:
     return Workload(name, _MOONCAKE_BLOCK, _from_zero(found))
 
 
-def _azure(text: str) -> Iterator[Conversation]:
+def _azure(path: Path, text: str) -> Iterator[Conversation]:
+    rows = csv.DictReader(io.StringIO(text))
+    if absent := [name for name in _AZURE_COLUMNS if name not in (rows.fieldnames or ())]:
+        raise WorkloadError(f"{path}: line 1 lacks the column {absent[0]}; expected {_HEAD}")
     first, found = 0, []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text))):
-        at = datetime.fromisoformat(row["TIMESTAMP"].strip().replace(" ", "T")[:26]).timestamp()
-        tokens, output = max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
-        blocks = first + np.arange(tokens // _AZURE_BLOCK, dtype=np.int64)
+    for number, row in enumerate(_rows(path, rows)):
+        cells = {
+            name: _cell(f"{path}: line {rows.line_num}, column {name}", row[name], *kind)
+            for name, kind in _AZURE_COLUMNS.items()
+        }
+        at, tokens, output = cells.values()
+        blocks = first + np.arange(int(tokens) // _AZURE_BLOCK, dtype=np.int64)
         first += len(blocks)
-        found.append(Conversation(str(number), [Turn(blocks, tokens, output)], at, 0, *_whose(row)))
+        turn = Turn(blocks, max(1, int(tokens)), max(1, int(output)))
+        found.append(Conversation(str(number), [turn], at, 0, *_whose(row)))
     yield from _from_zero(found)
+
+
+def _rows(path: Path, rows: "csv.DictReader[str]") -> Iterator[dict[str, str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: line {rows.line_num + 1}: {error}") from error
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text.replace(" ", "T")[:26]).timestamp()
+
+
+def _count(text: str) -> float:
+    number = int(text)
+    if not 0 <= number <= _MOST_TOKENS:
+        raise ValueError
+    return number
+
+
+_MOST_TOKENS = 10**8  # of one request: more is a mistake, and would fill the memory
+_AZURE_COLUMNS: dict[str, tuple[Callable[[str], float], str]] = {
+    "TIMESTAMP": (_moment, "a time such as 2023-11-16 18:15:46.68"),
+    "ContextTokens": (_count, f"a whole number from 0 to {_MOST_TOKENS}"),
+    "GeneratedTokens": (_count, f"a whole number from 0 to {_MOST_TOKENS}"),
+}
+
+
+def _cell(where: str, text: str | None, read_as: Callable[[str], float], expected: str) -> float:
+    if text is None:
+        raise WorkloadError(f"{where}: expected {expected}, but the line ends before it")
+    try:
+        return read_as(text.strip())
+    except (ValueError, OverflowError):
+        raise WorkloadError(f"{where}: expected {expected}, got {text[:40]!r}") from None
 
 
 def _whose(record: _Record) -> tuple[str, str]:
