@@ -90,7 +90,7 @@ async def test_requests_wait_in_the_router_and_are_answered_in_order_of_shortnes
         assert engine.scheduler.in_flight == 1
         assert (await door.http.get("/health")).json()["waiting"] == {"main": 3}
         assert await metric(door, "forebay_requests_waiting", 'pool="main"') == 3
-        assert "waiting before it: 2" in await explained(door, prompt(1_200))
+        assert ": 2 wait before it; first token in " in await explained(door, prompt(1_200))
         most = 0
         while len(answered) < len(tasks):
             most = max(most, engine.scheduler.in_flight)

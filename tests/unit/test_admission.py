@@ -134,6 +134,52 @@ def test_a_tier_that_is_short_of_its_share_is_let_in_whatever_is_before_it_but_n
     assert {refused(result).why for result in results.values()} == {Why.DEADLINE}
 
 
+def test_who_is_told_to_come_again_is_not_kept_away_for_longer_than_he_may_wait_nor_all_until_one_moment() -> None:
+    there = table("a")
+    there.place(("long", LONG))
+    line(there).shares.served("batch", 1e6, there.now)
+    for number in range(40):
+        request(there, "slow", LONG // 2, tenant=f"{number}")  # 200 s
+    there.settled()
+    numbers = [request(there, "batch", 500) for _ in range(20)]
+    results = there.settled()
+    told = [refused(results[number]).retry_s for number in numbers]
+    assert all(BATCH.queue_s <= one <= 1.25 * BATCH.queue_s for one in told)
+    assert len({round(one) for one in told}) > 10
+
+
+def test_one_that_is_downgraded_may_wait_as_long_as_those_of_the_tier_that_takes_it() -> None:
+    quick = Tier("quick", 0, ttft_s=1.0, queue_s=2.0, shed=Shed.DOWNGRADE)
+    plain = Tier("plain", 1, ttft_s=60.0, queue_s=60.0)
+    there = Table("a", tiers=Tiers([quick, plain], "plain"))
+    there.pool.rates.prefills = 20
+    there.place(("long", LONG // 2))
+    for number in range(2):
+        there.core.request(msgspec.structs.replace(there.ask((f"{number}", 5_000)), tier="plain"), there.now)
+    asked = msgspec.structs.replace(there.ask(("mine", 8_000)), tier="quick", patience_s=2.0)
+    there.core.request(asked, there.now)  # nothing is before it in its own tier
+    number = there.core.request(asked, there.now)
+    short = there.core.request(msgspec.structs.replace(asked, left_s=2.0), there.now)
+    results = there.settled()
+    assert isinstance(results.get(short), Refused)
+    assert number not in results
+    assert line(there).line.tiers == {"plain": 3, "quick": 1}
+    assert there.core.within_s(number, there.now) > 50
+
+
+def test_what_goes_away_unserved_is_not_counted_as_coming() -> None:
+    there = table("a")
+    there.place(("long", LONG))
+    for number in range(4):
+        request(there, "fast", 4_000, tenant=f"{number}")
+    coming = line(there).gate._coming["fast"]
+    assert coming.rate(there.now) > 0
+    there.now += FAST.queue_s
+    there.core.tick(there.now)
+    assert Why.LATE in {refused(one).why for one in there.settled().values()}
+    assert coming.rate(there.now) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_peers_neither_take_less_for_each_other_nor_wait_for_what_comes_of_each_other() -> None:
     one, other, low = Tier("one", 1, ttft_s=2.0), Tier("other", 1, ttft_s=9.0), Tier("low", 2)
     tiers = Tiers([one, other, low])

@@ -27,6 +27,8 @@ KEPT, MOST_KEPT_S = 0.6, 20.0  # of that, what is kept for those who go on: pred
 OBSERVED = 3  # prefills to be learnt before what they take is believed
 SEEN_S = 3.0  # that some have waited for, by which the pace is known whatever prefills take
 LONGEST_RETRY_S = 600.0
+APART = 0.25  # of the time to come back in, by which those who are refused together are kept apart
+_GOLDEN = 0.618034  # of whole numbers' multiples the fractions are spread evenly
 
 
 class Pace(Struct):
@@ -65,6 +67,14 @@ class Coming(Struct):
 
     def came(self, seconds: float, now: float) -> None:
         self.sum, self.at = max(0.0, self.rate(now) * PACE_S + seconds), now
+
+
+def refused(waiting: Waiting, why: Why, seconds: float) -> Refused:
+    """`seconds`: until there should be room for it, if as much goes on to come of others. That is less sure the longer
+    it is, so nobody is told to stay away for longer than he may wait."""
+    tier = waiting.tier
+    again_s = min(max(1.0, seconds), max(1.0, tier.queue_s), LONGEST_RETRY_S)
+    return Refused(why, again_s * (1 + APART * (waiting.number * _GOLDEN % 1)), tier.name)
 
 
 class Gate:
@@ -146,7 +156,7 @@ class Gate:
             return None
         alone = self.wait_s(tier, Ahead(own_s=ahead.own_s), able, now)
         why = Why.DEADLINE if alone > max(0.0, allowed) else Why.CAPACITY
-        return Refused(why, min(max(1.0, wait_s - max(0.0, allowed)), LONGEST_RETRY_S), tier.name)
+        return refused(waiting, why, wait_s - max(0.0, allowed))
 
     def came(self, tier: Tier, prefill_s: float, now: float) -> None:
         if (coming := self._coming.get(tier.name)) is not None:

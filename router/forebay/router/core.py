@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from forebay.router.admission import refused
 from forebay.router.core_line import CoreLine
 from forebay.router.core_pool import CorePool
 from forebay.router.eviction import victims
@@ -24,7 +25,6 @@ from forebay.router.routing import (
     Outcome,
     Placed,
     Reading,
-    Refused,
     Result,
     Why,
 )
@@ -103,14 +103,14 @@ class Core:
             if line.add_cold(waiting):
                 self._waiting[waiting.number] = waiting
             else:
-                self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, 1.0, waiting.tier.name)))
+                self._settled.append(Settled(waiting.number, owner, refused(waiting, Why.FULL, 1.0)))
             return waiting.number
         if line is None or not options:
             self._settled.append(Settled(waiting.number, owner, None))
             return waiting.number
         best = choose(options)
-        if (refused := line.admit(waiting, best, now)) is not None:
-            self._settled.append(Settled(waiting.number, owner, refused))
+        if (turned_away := line.admit(waiting, best, now)) is not None:
+            self._settled.append(Settled(waiting.number, owner, turned_away))
         elif not line.line and line.opens(best.name, now, waiting.tier):
             placed = self._book(line.pool, waiting, options, best, now)
             self._settled.append(Settled(waiting.number, owner, placed))
@@ -119,7 +119,7 @@ class Core:
             self.pump(ask.pool, now)
         else:
             line.gone(waiting, now)
-            self._settled.append(Settled(waiting.number, owner, Refused(Why.FULL, line.wait_s(), waiting.tier.name)))
+            self._settled.append(Settled(waiting.number, owner, refused(waiting, Why.FULL, line.wait_s())))
         return waiting.number
 
     def pump(self, pool: str, now: float) -> None:
@@ -131,7 +131,8 @@ class Core:
         for waiting, options in line.ready(now):
             if not options and line.cold(waiting, now):
                 continue
-            self._settle(waiting, self._book(line.pool, waiting, options, choose(options), now) if options else None)
+            placed = self._book(line.pool, waiting, options, choose(options), now) if options else None
+            self._settle(waiting, placed, now)
 
     def within_s(self, number: int, now: float) -> float:
         """Seconds within which something becomes of a request that waits."""
@@ -165,9 +166,12 @@ class Core:
                 booking.told_at = now
                 self._evicted.append((booking.owner, booking.id))
 
-    def _settle(self, waiting: Waiting, result: Result) -> None:
-        self.lines[waiting.ask.pool].line.remove(waiting.number)
+    def _settle(self, waiting: Waiting, result: Result, now: float) -> None:
+        line = self.lines[waiting.ask.pool]
+        line.line.remove(waiting.number)
         del self._waiting[waiting.number]
+        if not isinstance(result, Placed):
+            line.gone(waiting, now)
         self._settled.append(Settled(waiting.number, waiting.owner, result))
 
     def _book(
@@ -307,7 +311,7 @@ class Core:
             if overdue := line.line.overdue(now):
                 seconds = line.wait_s()
                 for waiting in overdue[:most]:
-                    self._settle(waiting, Refused(Why.LATE, seconds, waiting.tier.name))
+                    self._settle(waiting, refused(waiting, Why.LATE, seconds), now)
                 left = left or len(overdue) > len(overdue[:most])
         return left
 

@@ -86,10 +86,12 @@ class CoreLine:
         """As predicted; else its tier is the one that lets it in."""
         if waiting.promised or not self.gate.predicts:
             return None
-        refused, tier = None, waiting.tier
+        refused, tier, until = None, waiting.tier, waiting.until
         asked: Tier | None = tier
         while asked is not None:
             waiting.tier = asked
+            if asked is not tier:  # it may wait as those do that ask for this one
+                waiting.until = max(until, now + min(asked.queue_s - waiting.ask.waited_s, waiting.ask.left_s))
             self.line.weighed(waiting, "", best.prefill_s, _cost(waiting, best))
             ahead, able = self.line.ahead(waiting, now), self._takers()
             found = self.gate.refusal(waiting, best, ahead, able, now, new=True)
@@ -99,7 +101,7 @@ class CoreLine:
                 return None
             refused = refused or found
             asked = self.tiers.below(asked) if tier.shed is Shed.DOWNGRADE else None
-        waiting.tier = tier
+        waiting.tier, waiting.until = tier, until
         return refused
 
     def _goes_on(self, waiting: Waiting, best: Option | Candidate) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 from msgspec import Struct
@@ -79,8 +80,8 @@ class Ask(Struct, frozen=True):
     token will be seen when it comes; of a whole answer only the end is. Not `exact`: the keys are of no tokens that
     engines know, so KV events never match them. `session`: an opaque id of the conversation, of fixed size, that no two
     projects share; empty where the client named none. `patience_s`: how long it may wait for an engine; `waited_s`: how
-    long it has waited already, at earlier attempts. `tier`: as asked for and allowed, or as it
-    was served before; then `asked` is the former. `tenant`: whose work it is, an
+    long it has waited already, at earlier attempts; `left_s`: what it may take in all still, in whatever tier. `tier`:
+    as asked for and allowed, or as it was served before; then `asked` is the former. `tenant`: whose work it is, an
     opaque id; `weight`: how much it is served beside others, whose weight is 1. `promised`: it was let in before, and
     is not refused for what is predicted now."""
 
@@ -99,6 +100,7 @@ class Ask(Struct, frozen=True):
     tenant: str = ""
     weight: float = 1.0
     promised: bool = False
+    left_s: float = inf
 
 
 class Placed(Struct, frozen=True):

@@ -104,9 +104,9 @@ def _show(answer: dict[str, Any]) -> None:
     click.echo(f"{answer['model']}: {kind} {prompt['tokens']} prompt tokens (counted by {prompt['rung']})")
     if session := answer.get("session"):
         click.echo(f"session: named by {session['source']}")
-    if before := answer.get("before"):
-        weight = f", its tenant's weight {answer['weight']:g}" if answer["weight"] != 1 else ""
-        click.echo(f"waiting before it: {before} (tier {answer['tier']}{weight})")
+    weight = f", its tenant's weight {answer['weight']:g}" if answer["weight"] != 1 else ""
+    before = f"{answer['before']} wait before it" if answer["before"] else "nobody waits before it"
+    click.echo(f"tier {answer['tier']}{weight}: {before}; first token in {answer['predicted_s']:.2f} s")
     if refused := answer.get("refused"):
         click.echo(f"would be refused: {refused['reason']}; try again in {refused['retry_after_s']:.0f} s")
     groups = [_group(one["group"]) for one in answer["candidates"]]

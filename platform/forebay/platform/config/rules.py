@@ -55,6 +55,7 @@ def timeouts(given: Data | None, report: Report) -> None:
         ("connect", "firstByte", False, "connecting is a part of it"),
         ("firstByte", "total", True, "total bounds the whole request"),
         ("idle", "total", True, "total bounds the whole request"),
+        ("queue", "total", True, "total bounds the whole request"),
     ]
     for low, high, equal, why in orders if given else []:
         assert given is not None

@@ -1,5 +1,6 @@
 """What one admitted request carries through the relay, and how it is put to an endpoint (pure)."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -45,11 +46,12 @@ class Call(Struct, frozen=True):
         *,
         waited_s: float = 0.0,
         patience_s: float = 0.0,
+        left_s: float = math.inf,
         promised: bool = False,
         tier: str | None = None,
     ) -> Ask:
         """What to ask the router; `exclude` are the endpoints that were tried. It has waited `waited_s` seconds, and
-        may wait `patience_s` more. `promised`: it had an engine before, in `tier`."""
+        may wait `patience_s` more, and take `left_s` in all. `promised`: it had an engine before, in `tier`."""
         inference, prompt = self.inference, self.prompt
         return Ask(
             pool=self.pool.name,
@@ -62,6 +64,7 @@ class Call(Struct, frozen=True):
             session=self.session.key,
             patience_s=patience_s,
             waited_s=waited_s,
+            left_s=left_s,
             tier=tier or self.tier,
             asked=self.tier,
             tenant=self.principal.tenant_id,

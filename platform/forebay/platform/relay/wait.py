@@ -39,10 +39,12 @@ class Wait:
         client, began, timeouts = self.client, self._loop.time(), self.terms.timeouts
         if client.left:
             raise ClientLeft
+        left_s = self._clock.left(timeouts, began)
         ask = self.call.ask(
             exclude,
             waited_s=began - self._clock.came_at,
-            patience_s=max(0.0, min(timeouts.queue - self._waited_s, self._clock.left(timeouts, began))),
+            patience_s=max(0.0, min(timeouts.queue - self._waited_s, left_s)),
+            left_s=left_s,
             promised=self._promised,
             tier=self._tier,
         )
