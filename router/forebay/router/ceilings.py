@@ -20,7 +20,7 @@ MAY_MISS = 0.02  # of a tier's requests
 LEAST = 1.0  # requests, faded: one by itself presses nobody
 NEAR, NEAR_TOKEN = 0.8, 0.9  # of an objective for the first token, and for each after it, that is nearly missed
 MUCH = 0.25  # of an objective: what lower tiers cost a request before they are pressed for it
-CURABLE = 0.25  # of what is missed, that less of lower tiers must be able to prevent
+CURABLE = 0.5  # of what is missed, that less of lower tiers must be able to prevent
 
 
 class _Lately(Struct):
