@@ -33,11 +33,12 @@ class FakeCall:
     tier = "fast"
 
     def ask(
-        self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float, promised: bool, tier: str
+        self, exclude: tuple[str, ...], *, waited_s: float, patience_s: float, left_s: float, promised: bool, tier: str
     ) -> Ask:
         return Ask(
-            "main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s, promised=promised, tier=tier
-        )
+            "main", b"", 1, 1, exclude, patience_s=patience_s, waited_s=waited_s, left_s=left_s, promised=promised,
+            tier=tier,
+        )  # fmt: skip
 
 
 class FakeRouter:
