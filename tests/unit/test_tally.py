@@ -10,7 +10,7 @@ async def _nothing(*_: Any) -> None:
     pass
 
 
-def test_a_whole_answer_that_another_engine_gives_again_is_held_once() -> None:
+async def test_a_whole_answer_that_another_engine_gives_again_is_held_once() -> None:
     held: list[int] = []
     client = Client(_nothing, _nothing, "req")
     client.hold = held.append

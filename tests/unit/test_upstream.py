@@ -148,6 +148,75 @@ async def test_a_wait_can_be_interrupted_or_timed_before_during_and_after() -> N
         client.release(connection)
 
 
+async def test_a_flow_is_taken_as_it_comes_until_somebody_has_to_wait() -> None:
+    """The end, a wake and an error end it as they end a read; what came meanwhile is not lost."""
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    more = asyncio.Queue[bytes]()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(head)
+        while part := await more.get():
+            writer.write(part)
+
+    taken: list[bytes] = []
+    came = asyncio.Event()
+
+    def take(data: bytes) -> bool:
+        if data == b"bad":
+            raise ValueError("bad")
+        taken.append(data)
+        came.set()
+        return data != b"stop"
+
+    async def tell(part: bytes) -> None:
+        came.clear()
+        more.put_nowait(b"%x\r\n%b\r\n" % (len(part), part))
+        await came.wait()
+
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        flow = asyncio.create_task(connection.flow(take))
+        for part in (b"one", b"two", b"stop"):
+            await tell(part)
+        assert await flow is None
+        flow = asyncio.create_task(connection.flow(take))
+        await tell(b"three")
+        connection.stop()
+        assert await flow is None
+        flow = asyncio.create_task(connection.flow(take))
+        await tell(b"four")
+        connection.interrupt()
+        assert await flow is Wake.INTERRUPT
+        more.put_nowait(b"3\r\nbad\r\n")
+        with pytest.raises(ValueError, match="bad"):
+            await connection.flow(take)
+        more.put_nowait(b"0\r\n\r\n")
+        assert await connection.flow(take) == b""
+        assert taken == [b"one", b"two", b"stop", b"three", b"four"]
+        assert connection.reusable
+        more.put_nowait(b"")
+
+
+async def test_a_flow_that_breaks_off_is_an_error() -> None:
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return True
+
+    async with server(answering(CHUNKED[:-7])) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        with pytest.raises(UpstreamError) as caught:
+            await connection.flow(take)
+    assert caught.value.kind == "closed"
+    assert b"".join(taken) == b"onetwo"
+
+
 async def test_a_slow_consumer_stops_the_engine_from_sending() -> None:
     sent = 0
 

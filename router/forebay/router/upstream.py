@@ -7,6 +7,7 @@ protocol over httptools. It decides nothing: what a failure means is the caller'
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
@@ -36,14 +37,19 @@ class Wake:
     INTERRUPT = object()  # `interrupt()` was called
 
 
+_STOPPED = object()  # ends the wait of `flow`: what it gives to wants no more
+
+
 class Connection(asyncio.Protocol):
-    """One connection to an engine. `send`, then `head`, then `read` until it returns b"" (the end of the body)."""
+    """One connection to an engine. `send`, then `head`, then `read` or `flow` until it returns b"" (the end of the
+    body)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[object] | None = None
+        self._take: Callable[[bytes], bool] | None = None  # while `flow` waits
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._paused = False
@@ -77,6 +83,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail("protocol", f"the engine's answer is not HTTP: {error}")
             self.close()
+        if self._take is not None:
+            self._pass(self._take)
+            return
         if self._buffered > HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = self.held_up = True
             self._transport.pause_reading()
@@ -157,15 +166,7 @@ class Connection(asyncio.Protocol):
             if self._pending_wake is not None:
                 return self._take_wake()
             if self._chunks:
-                chunks = self._chunks
-                data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                chunks.clear()
-                self._buffered = 0
-                if self._paused and self._transport is not None:
-                    self._paused = False
-                    self._transport.resume_reading()
-                    self.last_activity = self._loop.time()  # until now it could not be heard
-                return data
+                return self._taken()
             self._raise_error()
             if self.complete:
                 return b""
@@ -173,11 +174,35 @@ class Connection(asyncio.Protocol):
             if wake is not None:
                 return wake
 
+    async def flow(self, take: Callable[[bytes], bool]) -> object:
+        """Have `take` called with body bytes as they arrive, until it returns False: no task is woken for what it does
+        itself. Returns None then, else as `read`; raises what `take` does."""
+        while True:
+            if self._pending_wake is not None:
+                return self._take_wake()
+            if self._chunks and not take(self._taken()):
+                return None
+            self._raise_error()
+            if self.complete:
+                return b""
+            self._take = take
+            try:
+                wake = await self._wait()
+            finally:
+                self._take = None
+            if wake is not None:
+                return None if wake is _STOPPED else wake
+
     def interrupt(self) -> None:
         """End the current or the next wait with `Wake.INTERRUPT`. May be called from any callback of the loop."""
         if self._waiter is None:
             self._pending_wake = Wake.INTERRUPT
         self._resume(Wake.INTERRUPT)
+
+    def stop(self) -> None:
+        """End the wait of `flow`, if there is one, as if its `take` had returned False."""
+        if self._take is not None:
+            self._resume(_STOPPED)
 
     def tick(self, now: float) -> None:
         if now >= self.wake_at and self._waiter is not None and not self._waiter.done():
@@ -218,6 +243,33 @@ class Connection(asyncio.Protocol):
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
+    def _pass(self, take: Callable[[bytes], bool]) -> None:
+        """What has just arrived, to whom `flow` has it go."""
+        stopped = False
+        try:
+            stopped = bool(self._chunks) and not take(self._taken())
+        except Exception as error:  # noqa: BLE001 - whoever waits in `flow` is to hear of it, not the event loop
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+            self._take = self._waiter = None
+            return
+        if stopped:
+            self._resume(_STOPPED)
+        elif self.complete or self._error is not None:
+            self._resume(None)
+
+    def _taken(self) -> bytes:
+        """What has arrived: it is kept here no more."""
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+            self.last_activity = self._loop.time()  # until now it could not be heard
+        return data
+
     def _take_wake(self) -> object:
         wake, self._pending_wake = self._pending_wake, None
         return wake
@@ -225,7 +277,7 @@ class Connection(asyncio.Protocol):
     def _resume(self, wake: object) -> None:
         waiter = self._waiter
         if waiter is not None:
-            self._waiter = None
+            self._waiter = self._take = None
             if not waiter.done():
                 waiter.set_result(wake)
 

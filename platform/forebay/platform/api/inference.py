@@ -291,4 +291,5 @@ def _check_head(method: str, headers: dict[bytes, bytes]) -> None:
 
 def _content_length(headers: dict[bytes, bytes]) -> int | None:
     value = headers.get(b"content-length")
-    return int(value) if value is not None and value.isdigit() else None
+    chunked = b"transfer-encoding" in headers  # then that is where the body ends
+    return int(value) if value is not None and value.isdigit() and not chunked else None

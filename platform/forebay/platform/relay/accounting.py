@@ -79,9 +79,12 @@ class Account:
         self._dispatched = time.monotonic()
         self.closed = False
 
+    def begun(self) -> None:
+        """The engine's first byte has come."""
+        self._first_byte_s = time.monotonic() - self._dispatched
+
     async def opened(self) -> None:
         """Wait until the open record would survive the death of this process."""
-        self._first_byte_s = time.monotonic() - self._dispatched
         await _durable(self._opened)
 
     def checkpoint(self, counted: Counted) -> None:

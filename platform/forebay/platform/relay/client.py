@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from forebay.platform.errors import ApiError, invalid
@@ -10,6 +10,7 @@ from forebay.platform.relay.frames import DONE, HEARTBEAT, error_frame
 from forebay.router import in_turn
 
 BODY_TIMEOUT_S = 60.0
+NOTICE_S = 0.05  # most requests are answered sooner, and need not be told of by the server
 PIECE = 1 << 14  # bytes that are handed to the server at once: it holds some ten pieces for one who does not read
 SILENT_S = 60.0  # of nothing but comments, after which one is an event: some clients' idle timers pass over comments
 BLOCKED_S = 1.0  # a write that takes longer is told of
@@ -18,6 +19,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
+_GONE = (OSError, RuntimeError)  # the server's ways of saying that the connection is
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -36,8 +38,9 @@ class Client:
     def __init__(self, receive: Receive, send: Send, request_id: str) -> None:
         self._receive = receive
         self._send = send
+        self._loop = asyncio.get_running_loop()
         self._started_at = time.perf_counter()
-        self._watch: asyncio.Future[Any] | None = None
+        self._watch: asyncio.Future[Any] | asyncio.TimerHandle | None = None
         self.request_id = request_id
         self.started = False
         self.answered = False  # something of the answer was sent: more than a heartbeat
@@ -47,11 +50,14 @@ class Client:
         self.stalled = False  # left, in effect: it has stopped reading
         self._reading_since: float | None = None
         self._writing_since: float | None = None
+        self._queued = b""  # that was put
+        self._unsent: Awaitable[None] | None = None  # the rest of a message that the server did not take at once
         self._until = float("inf")
         self._late = False
         self.nothing: Callable[[], bytes] | None = None  # makes an event that says nothing
         self._silent_since: float | None = None  # by the first comment since something was said
         self.on_left: Callable[[], None] | None = None
+        self.on_full: Callable[[], None] | None = None  # see `put`
         self.hold: Callable[[int], None] = _nothing  # told of bytes that are about to be kept; raises `ApiError`
         self.debug_headers: Headers = []
         self.limit_headers: Callable[[], Headers] | None = None  # asked when they are sent
@@ -65,7 +71,7 @@ class Client:
             hold(declared)
         self._reading_since = time.perf_counter()
         try:
-            return await self._read_body(limit, hold)
+            return await self._read_body(limit, declared, hold)
         except asyncio.CancelledError:
             if not self._late:
                 raise
@@ -76,7 +82,7 @@ class Client:
         finally:
             self._reading_since = None
 
-    async def _read_body(self, limit: int, hold: Callable[[int], None]) -> list[bytes]:
+    async def _read_body(self, limit: int, declared: int | None, hold: Callable[[int], None]) -> list[bytes]:
         parts: list[bytes] = []
         size, more = 0, True
         while more:
@@ -89,7 +95,7 @@ class Client:
             if size > limit:
                 raise _too_large(limit)
             hold(size)
-            more = message.get("more_body", False)
+            more = message.get("more_body", False) and size != declared  # the server says that in a message of its own
         return parts
 
     @property
@@ -98,7 +104,11 @@ class Client:
         return time.perf_counter() - self._started_at
 
     def watch(self) -> None:
-        """Notice from now on when the tenant leaves. The server's own future needs no task to wait for it."""
+        """Notice from now on when the tenant leaves, within `NOTICE_S`."""
+        self._watch = self._loop.call_later(NOTICE_S, self._listen)
+
+    def _listen(self) -> None:
+        """The server's own future needs no task to wait for it."""
         self._watch = asyncio.ensure_future(self._receive())
         self._watch.add_done_callback(self._received)
 
@@ -108,7 +118,7 @@ class Client:
         if message.result()["type"] == "http.disconnect":
             self._leave()
         else:
-            self.watch()
+            self._listen()
 
     def _leave(self) -> None:
         if not self.left and not self.ended:
@@ -140,6 +150,56 @@ class Client:
             return
         for at in range(0, len(data), PIECE):
             await self._emit({"type": "http.response.body", "body": data[at : at + PIECE], "more_body": True})
+
+    def put(self, data: bytes) -> None:
+        """As `write`, in the next turn of the loop and without a task: what has come for many is handed over at once,
+        and the server's thread woken for them together. `on_full` is called where the tenant does not read as fast:
+        `written` is to be awaited then before there is more."""
+        self.answered = True
+        self._silent_since = None
+        if self.left:
+            return
+        if not self._queued:
+            self._loop.call_soon(self._flush)
+        self._queued += data
+
+    async def written(self) -> None:
+        """Until all that was `put` is with the server."""
+        self._flush()
+        if (unsent := self._unsent) is not None:
+            self._unsent = None
+            await self._wait_for(unsent)
+        if queued := self._queued:
+            self._queued = b""
+            await self.write(queued)
+
+    def _flush(self) -> None:
+        """Hand over what was put, as far as that needs no waiting."""
+        data = self._queued
+        if not data:
+            return
+        if self._unsent is None and len(data) <= PIECE:
+            self._queued = b""
+            self._unsent = self._begin({"type": "http.response.body", "body": data, "more_body": True})
+            if self._unsent is None:
+                return
+        if self.on_full is not None:
+            self.on_full()
+
+    def _begin(self, message: dict[str, Any]) -> Awaitable[None] | None:
+        """Send it; what is to be awaited, where the server does not take it at once."""
+        if self.left:
+            return None
+        try:
+            sending = self._send(message).__await__()
+            waits = next(sending)
+        except StopIteration:
+            return None
+        except _GONE:
+            self._leave()
+            return None
+        self._writing_since = time.perf_counter()
+        return _Begun(sending, waits)
 
     async def heartbeat(self) -> None:
         """A comment that keeps idle proxies and clients from giving up; SDKs skip it. Once in a while an event."""
@@ -181,12 +241,16 @@ class Client:
             await self._emit({"type": "http.response.body", "body": piece, "more_body": end < len(body)})
 
     async def _emit(self, message: dict[str, Any]) -> None:
-        if self.left:
-            return
-        self._writing_since = time.perf_counter()
+        if self._queued or self._unsent is not None:
+            await self.written()
+        if not self.left:
+            self._writing_since = time.perf_counter()
+            await self._wait_for(self._send(message))
+
+    async def _wait_for(self, sending: Awaitable[None]) -> None:
         try:
-            await self._send(message)
-        except (OSError, RuntimeError):  # the server's ways of saying that the connection is gone
+            await sending
+        except _GONE:
             self._leave()
         self._writing_since = None
 
@@ -226,6 +290,18 @@ class Client:
             *self.debug_headers,
             *(self.limit_headers() if self.limit_headers is not None else ()),
         ]
+
+
+class _Begun:
+    """The rest of an awaitable that was begun outside any task, and now waits for `waits`."""
+
+    def __init__(self, rest: Generator[Any, Any, None], waits: Any) -> None:
+        self._rest = rest
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._waits
+        yield from self._rest
 
 
 def _nothing(_: int) -> None:

@@ -69,6 +69,7 @@ class Exchange:
         self._connection: Connection | None = None
         self._first_byte_at = 0.0
         self._held = b""
+        self._checkpoint_at = 0.0
         self._taken: ApiError | None = None  # away from this engine: what to say if no other takes it
         self._told = Told(router, call.pool, endpoint, placed.booking)
         self._patience = Patience(
@@ -121,7 +122,7 @@ class Exchange:
                 asyncio.current_task().uncancel()  # type: ignore[union-attr]  # there is one: it was cancelled
                 await self._abandon(self._connection)
         finally:
-            self._client.on_left = None
+            self._client.on_left = self._client.on_full = None
             self._patience.end(self._loop.time())
             self._told.ended(Outcome())
             if self._connection is not None:
@@ -172,33 +173,54 @@ class Exchange:
     # -- towards the tenant
 
     async def _relay_stream(self) -> None:
-        connection, stream, client = self._connection, self._stream, self._client
+        connection, stream = self._connection, self._stream
         assert connection is not None
-        next_checkpoint = self._loop.time() + self._checkpoint_every
-        while True:
-            data = await connection.read()
-            if not isinstance(data, bytes):
-                await self._woken(data)
-                continue
-            if not data or stream.done:
+        self._checkpoint_at = self._loop.time() + self._checkpoint_every
+        self._client.on_full = connection.stop
+        while not stream.done:
+            heard = await connection.flow(self._pass)
+            if heard is None:
+                await self._go_on(connection)
+            elif heard:
+                await self._woken(heard)
+            else:
                 break
-            out = stream.feed(data)
-            if out and not self._patience.begun:
-                out = await self._begin(out)
-            if stream.seam is not None and self._patience.begun:
-                stream.seam.shown()
-            if out:
-                self._patience.written_at = connection.last_activity
-                await client.write(out)
-            if stream.done:
-                break
-            if connection.last_activity >= next_checkpoint:
-                next_checkpoint = connection.last_activity + self._checkpoint_every
-                self._account.checkpoint(self._tally.counted())
         if not stream.complete:
             raise UpstreamError("closed", "the engine ended the stream before its answer was complete")
         await self._swallow_end(connection)
         await self._end_stream()
+
+    def _pass(self, data: bytes) -> bool:
+        """To the tenant, as soon as it is there. False: `_go_on` is to be awaited before there is more. What the tenant
+        may see: an engine that is stopping accepts a request and aborts it after its role chunk, so until a token was
+        generated, the request can still move."""
+        stream, connection = self._stream, self._connection
+        assert connection is not None
+        out = stream.feed(data)
+        if not self._patience.begun:
+            self._held += out
+            return not stream.done and (not out or stream.nothing_yet)
+        if stream.seam is not None:
+            stream.seam.shown()
+        if out:
+            self._patience.written_at = connection.last_activity
+            self._client.put(out)
+        if connection.last_activity >= self._checkpoint_at:
+            self._checkpoint_at = connection.last_activity + self._checkpoint_every
+            self._account.checkpoint(self._tally.counted())
+        return not stream.done
+
+    async def _go_on(self, connection: Connection) -> None:
+        """What `_pass` could not do by itself."""
+        stream, client = self._stream, self._client
+        if self._patience.begun:
+            await client.written()
+        elif self._held and not stream.nothing_yet:
+            await self._first_byte()
+            if stream.seam is not None:
+                stream.seam.shown()
+            self._patience.written_at = connection.last_activity
+            await client.write(self._held)
 
     async def _end_stream(self) -> None:
         stream, client = self._stream, self._client
@@ -209,15 +231,6 @@ class Exchange:
             await client.write(closing)
         await self._complete(stream.usage(), stream.finish_reason)
         await client.end_stream()
-
-    async def _begin(self, out: bytes) -> bytes:
-        """What the tenant may see. An engine that is stopping accepts a request and aborts it after its role chunk:
-        until a token was generated, the request can still move."""
-        self._held += out
-        if self._stream.nothing_yet:
-            return b""
-        await self._first_byte()
-        return self._held
 
     async def _swallow_end(self, connection: Connection) -> None:
         """Read past `[DONE]` to the end of the message, which is usually there already, to keep the connection."""
@@ -270,8 +283,9 @@ class Exchange:
         self._first_byte_at = self._connection.last_activity
         self._told.begun()
         first_byte(self.call.model).observe(self._first_byte_at - self._patience.sent_at)
-        await self._account.opened()
-        if stream:
+        self._account.begun()
+        if stream:  # of a whole answer the tenant sees nothing before its terminal record is durable
+            await self._account.opened()
             if self.chain.carried is None:
                 objectives.first_token(self._terms, self._client.age_s)
             call, shown = self.call, self._stream  # without this exchange, which knows the client
