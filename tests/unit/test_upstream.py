@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from forebay.platform.relay.client import PIECE
+from forebay.platform.relay.client import Client as Tenant
 from forebay.router.upstream import HIGH_WATER, RECEIVE_BUFFER, Client, Connection, UpstreamError, Wake
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -198,6 +201,73 @@ async def test_a_flow_is_taken_as_it_comes_until_somebody_has_to_wait() -> None:
         assert taken == [b"one", b"two", b"stop", b"three", b"four"]
         assert connection.reusable
         more.put_nowait(b"")
+
+
+async def test_what_a_tenant_did_not_take_at_once_is_sent_even_if_its_wait_has_just_ended() -> None:
+    """The wake and the full tenant come in one turn: neither may be forgotten for the other."""
+    event = b"x" * (PIECE + 1)
+    waits, over = asyncio.Event(), asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (len(event) + 1))
+        await waits.wait()
+        writer.write(event)
+        await over.wait()
+
+    sent: list[bytes] = []
+    arrived = asyncio.Event()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["body"])
+        if sum(map(len, sent)) == len(event):
+            arrived.set()
+
+    tenant = Tenant(over.wait, send, "req_1")
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        tenant.on_full = connection.stop
+
+        def take(data: bytes) -> bool:
+            tenant.put(data)
+            connection.interrupt()
+            return True
+
+        async def relay() -> None:
+            while True:
+                if await connection.flow(take) is None:
+                    await tenant.written()
+
+        relaying = asyncio.create_task(relay())
+        await asyncio.sleep(0)  # it waits now
+        waits.set()
+        try:
+            await asyncio.wait_for(arrived.wait(), 5.0)
+        finally:
+            relaying.cancel()
+            over.set()
+        assert b"".join(sent) == event
+
+
+async def test_a_stop_between_two_flows_ends_the_next() -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return True
+
+    async with server(answering(answer + b"one")) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+        connection.stop()
+        assert await connection.flow(take) is None
+        assert await connection.flow(take) == b""
+        assert taken == [b"one"]
+        client.release(connection)
 
 
 async def test_a_flow_that_breaks_off_is_an_error() -> None:

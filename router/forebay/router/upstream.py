@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[object] | None = None
         self._take: Callable[[bytes], bool] | None = None  # while `flow` waits
+        self._stopped = False  # `flow` is to end as soon as it is asked
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._paused = False
@@ -133,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._error = None
         self._pending_wake = None
-        self._headers_done = self.complete = self.held_up = False
+        self._headers_done = self.complete = self.held_up = self._stopped = False
         self.headers = {}
         self.wake_at = float("inf")
         self.last_activity = self._loop.time()
@@ -180,6 +181,9 @@ class Connection(asyncio.Protocol):
         while True:
             if self._pending_wake is not None:
                 return self._take_wake()
+            if self._stopped:
+                self._stopped = False
+                return None
             if self._chunks and not take(self._taken()):
                 return None
             self._raise_error()
@@ -200,8 +204,11 @@ class Connection(asyncio.Protocol):
         self._resume(Wake.INTERRUPT)
 
     def stop(self) -> None:
-        """End the wait of `flow`, if there is one, as if its `take` had returned False."""
-        if self._take is not None:
+        """End the current or the next `flow`, as if its `take` had returned False. Something else may just have ended
+        the current one, and whoever waits in it not know yet."""
+        if self._take is None:
+            self._stopped = True
+        else:
             self._resume(_STOPPED)
 
     def tick(self, now: float) -> None:
