@@ -4,11 +4,12 @@ from datetime import date
 from decimal import Decimal
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.metering import Price, Quantities
+from forebay.metering import Quantities
 from forebay.metering.prices import charge, cost, rounded, total, unit_price
 from forebay.metering.pricing.plans import Included, Plan
 from forebay.metering.statements.build import Statement, build, digest
@@ -146,13 +147,13 @@ def test_a_credit_is_a_negative_late_line() -> None:
 
 def test_usage_without_a_price_is_shown_and_costs_nothing() -> None:
     (line,) = statement([used(7, version="")]).lines
-    assert (line.tokens, line.price_version, line.amount) == (7, "", 0)
+    assert (line.tokens, line.price_version, line.amount) == (7, "", Decimal(0))
 
 
 def test_a_version_that_nobody_knows_or_of_another_currency_is_no_bill() -> None:
     with pytest.raises(StatementError, match="price version 'v9' of model 'smol' is used, and is not registered"):
         statement([used(1, version="v9")])
-    euros = {("smol", "v1"): Price("smol", "v1", 0, "EUR", *[Decimal(1)] * 4)}
+    euros = {("smol", "v1"): msgspec.structs.replace(SMOL, currency="EUR")}
     with pytest.raises(StatementError, match="in EUR, and the statement in USD"):
         build("ten_a", MARCH, [used(1)], prices=euros, plans=[], currency=CURRENCY)
 

@@ -1,7 +1,11 @@
 """What was used, by whom, and what it costs: usage records, their spool, the ledger, and prices."""
 
 from forebay.metering.ledger import Ledger, PriceConflictError
-from forebay.metering.prices import Price, choose, rounded
+from forebay.metering.prices import Price, choose, in_force, rounded
+from forebay.metering.pricing.amounts import RefusedError
+from forebay.metering.pricing.plans import Included, Plan
+from forebay.metering.pricing.preview import Difference, rerated
+from forebay.metering.pricing.store import Pricing
 from forebay.metering.records import Attempt, Checkpoint, Quantities, Status, TerminatedBy, UsageRecord
 from forebay.metering.report import DIMENSIONS, Line, UsageQuery, total
 from forebay.metering.shipper import Shipper
@@ -13,11 +17,16 @@ __all__ = [
     "DIMENSIONS",
     "Attempt",
     "Checkpoint",
+    "Difference",
+    "Included",
     "Ledger",
     "Line",
+    "Plan",
     "Price",
     "PriceConflictError",
+    "Pricing",
     "Quantities",
+    "RefusedError",
     "Shipper",
     "Spool",
     "SpoolInUseError",
@@ -27,8 +36,10 @@ __all__ = [
     "UsageRecord",
     "billable",
     "choose",
+    "in_force",
     "is_measured",
     "quantities",
+    "rerated",
     "rounded",
     "total",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
+from forebay.metering import Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
@@ -82,6 +82,7 @@ class Service:
         auth: Authenticator,
         tenancy: Tenancy,
         ledger: Ledger,
+        pricing: Pricing,
         inferences: Inferences,
         limiter: Limiter,
         stores: StoreHealth,
@@ -98,6 +99,7 @@ class Service:
         self.auth = auth
         self.tenancy = tenancy
         self.ledger = ledger
+        self.pricing = pricing
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
@@ -209,6 +211,7 @@ async def running(
             auth=auth,
             tenancy=Tenancy(engine, hasher, offered_of(config)),
             ledger=ledger,
+            pricing=Pricing(engine, config.currency),
             inferences=inferences,
             limiter=limiter,
             stores=stores,

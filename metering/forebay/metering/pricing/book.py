@@ -12,6 +12,7 @@ from forebay.metering.pricing.amounts import RefusedError, check_amount, check_c
 
 # Between the clocks of who asks and of the database; what is dispatched meanwhile may have either price.
 CLOCKS_S = 60.0
+LATEST = 253_402_300_799.0  # the year 9999
 
 
 def check_override(
@@ -40,14 +41,18 @@ def check_override(
 
 
 def _check_time(new: Price, own: list[Price], now: float, closed: frozenset[date]) -> None:
+    if not 0 <= new.effective_from <= LATEST:
+        raise RefusedError("effective_from", "effective_from is Unix seconds, before the year 10000")
     begins = _shown(new.effective_from)
     month = month_of(new.effective_from)
     if month in closed:
-        raise RefusedError("effective_from", f"effective_from is {begins}: {month:%Y-%m} is closed; begin in an open month")
+        problem = f"effective_from is {begins}: {month:%Y-%m} is closed; begin in an open month"
+        raise RefusedError("effective_from", problem)
     if new.effective_from < now - CLOCKS_S:
         raise RefusedError(
             "effective_from",
-            f"effective_from is {begins}, which has passed: usage keeps the price it was dispatched at; begin now or later",
+            f"effective_from is {begins}, which has passed: usage keeps the price it was dispatched at; "
+            "begin now or later",
         )
     for price in own:
         if price.effective_from == new.effective_from:

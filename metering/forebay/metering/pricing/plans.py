@@ -36,7 +36,8 @@ class Plan(Struct, frozen=True):
 
 def plan_of(plans: Iterable[Plan], month: date) -> Plan | None:
     """The newest of a tenant's plans that is in force in `month`."""
-    return max((plan for plan in plans if plan.effective_from <= month), key=lambda plan: plan.effective_from, default=None)
+    begun = (plan for plan in plans if plan.effective_from <= month)
+    return max(begun, key=lambda plan: plan.effective_from, default=None)
 
 
 def check_plan(new: Plan, plans: Iterable[Plan], *, currency: str, closed: Iterable[date] = ()) -> bool:
@@ -54,11 +55,12 @@ def check_plan(new: Plan, plans: Iterable[Plan], *, currency: str, closed: Itera
         raise RefusedError("effective_from", f"effective_from is {begins}: a plan begins on the first of a month")
     last_closed = max(closed, default=None)
     if last_closed is not None and begins <= last_closed:
-        raise RefusedError("effective_from", f"effective_from is {begins}: {last_closed:%Y-%m} is closed; begin after it")
+        problem = f"effective_from is {begins}: {last_closed:%Y-%m} is closed; begin after it"
+        raise RefusedError("effective_from", problem)
     for plan in known:
         if plan.version == new.version:
             raise RefusedError(
-                "version", f"the tenant has a plan {new.version!r} with other contents: a plan never changes; name it anew"
+                "version", f"the tenant has a plan {new.version!r} with other contents: a plan never changes; rename it"
             )
         if plan.effective_from >= begins:
             raise RefusedError(
@@ -81,7 +83,7 @@ def _check_terms(new: Plan) -> None:
                 "included", f"included has class {one.token_class!r}: the classes are {', '.join(PRICED)}"
             )
         if not 0 < one.tokens <= MAX_TOKENS:
-            raise RefusedError("included", f"included has {one.tokens} tokens: between 1 and {MAX_TOKENS} can be included")
+            raise RefusedError("included", f"included has {one.tokens} tokens: give between 1 and {MAX_TOKENS}")
         if (one.model, one.token_class) in seen:
             raise RefusedError("included", f"included has {one.token_class} of {one.model!r} twice")
         seen.add((one.model, one.token_class))

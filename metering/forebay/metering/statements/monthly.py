@@ -1,8 +1,8 @@
 """What a month's usage comes to, exactly (pure).
 
-A month is worked out from all of its usage that is known: which tokens are included, and whether the minimum is reached,
-can change with a late record. What a period bills of an earlier month is therefore what it comes to now less what it
-came to before (`build.py`).
+A month is worked out from all of its usage that is known: which tokens are included, and whether the minimum is
+reached, can change with a late record. What a period bills of an earlier month is therefore what it comes to now less
+what it came to before (`build.py`).
 """
 
 from collections import defaultdict
@@ -74,10 +74,11 @@ def month(rows: Iterable[Used], prices: Prices, plan: Plan | None, currency: str
         free = _taken(by_slot, included.get((model, name), 0))
         for kind, counts in ((Kind.USAGE, by_slot), (Kind.INCLUDED, free)):
             for (version, multiplier), tokens in _by_price(counts).items():
-                unit = _unit(prices, model, version, name, multiplier, currency)
+                item = Item(kind, model, version, multiplier, name)
+                unit = _unit(prices, item, currency)
                 signed = -tokens if kind is Kind.INCLUDED else tokens
                 if signed:
-                    found[Item(kind, model, version, multiplier, name)] = Amount(signed, unit, charge(signed, unit))
+                    found[item] = Amount(signed, unit, charge(signed, unit))
     if plan is not None:
         so_far = total(rounded(amount.exact) for amount in found.values())
         missing = total((plan.minimum, so_far.copy_negate()))
@@ -104,7 +105,8 @@ def _by_price(counts: Mapping[Slot, int]) -> dict[tuple[str, Decimal], int]:
     return found
 
 
-def _unit(prices: Prices, model: str, version: str, name: str, multiplier: Decimal, currency: str) -> Decimal:
+def _unit(prices: Prices, item: Item, currency: str) -> Decimal:
+    model, version = item.model, item.price_version
     if not version:
         return Decimal(0)  # dispatched while the model had no price
     price = prices.get((model, version))
@@ -114,4 +116,4 @@ def _unit(prices: Prices, model: str, version: str, name: str, multiplier: Decim
         raise StatementError(
             f"price version {version!r} of model {model!r} is in {price.currency}, and the statement in {currency}"
         )
-    return unit_price(price, name, multiplier)
+    return unit_price(price, item.token_class, item.multiplier)
