@@ -11,6 +11,10 @@ from forebay.metering.report import DIMENSIONS, Line, UsageQuery, total
 from forebay.metering.shipper import Shipper
 from forebay.metering.spool import Spool
 from forebay.metering.spooldir import SpoolInUseError
+from forebay.metering.statements.build import Line as StatementLine
+from forebay.metering.statements.build import Statement
+from forebay.metering.statements.monthly import Kind, StatementError
+from forebay.metering.statements.store import Statements, Told
 from forebay.metering.usage import billable, is_measured, quantities
 
 __all__ = [
@@ -19,6 +23,7 @@ __all__ = [
     "Checkpoint",
     "Difference",
     "Included",
+    "Kind",
     "Ledger",
     "Line",
     "Plan",
@@ -30,8 +35,13 @@ __all__ = [
     "Shipper",
     "Spool",
     "SpoolInUseError",
+    "Statement",
+    "StatementError",
+    "StatementLine",
+    "Statements",
     "Status",
     "TerminatedBy",
+    "Told",
     "UsageQuery",
     "UsageRecord",
     "billable",

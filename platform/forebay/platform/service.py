@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError
+from forebay.metering import Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError, Statements
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
@@ -83,6 +83,7 @@ class Service:
         tenancy: Tenancy,
         ledger: Ledger,
         pricing: Pricing,
+        statements: Statements,
         inferences: Inferences,
         limiter: Limiter,
         stores: StoreHealth,
@@ -100,6 +101,7 @@ class Service:
         self.tenancy = tenancy
         self.ledger = ledger
         self.pricing = pricing
+        self.statements = statements
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
@@ -212,6 +214,7 @@ async def running(
             tenancy=Tenancy(engine, hasher, offered_of(config)),
             ledger=ledger,
             pricing=Pricing(engine, config.currency),
+            statements=Statements(engine, config.currency),
             inferences=inferences,
             limiter=limiter,
             stores=stores,

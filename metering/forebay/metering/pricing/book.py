@@ -20,7 +20,8 @@ def check_override(
 ) -> bool:
     """Whether `new` is to be added: False where `book` has the very same. Raises `RefusedError`.
 
-    `book` are all versions of the model, the catalogue's included. `closed` are first days of months.
+    `book` are all versions of the model, the catalogue's included. `closed` are first days of months; what is before
+    one of them is closed too.
     """
     versions = [price for price in book if price.model == new.model]
     if new in versions:
@@ -36,16 +37,16 @@ def check_override(
             f"model {new.model!r} has a version {new.version!r} already, {whose}, with other contents: "
             "a version never changes; give the new price another name",
         )
-    _check_time(new, [price for price in versions if price.tenant_id == new.tenant_id], now, frozenset(closed))
+    _check_time(new, [price for price in versions if price.tenant_id == new.tenant_id], now, max(closed, default=None))
     return True
 
 
-def _check_time(new: Price, own: list[Price], now: float, closed: frozenset[date]) -> None:
+def _check_time(new: Price, own: list[Price], now: float, closed: date | None) -> None:
     if not 0 <= new.effective_from <= LATEST:
         raise RefusedError("effective_from", "effective_from is Unix seconds, before the year 10000")
     begins = _shown(new.effective_from)
     month = month_of(new.effective_from)
-    if month in closed:
+    if closed is not None and month <= closed:
         problem = f"effective_from is {begins}: {month:%Y-%m} is closed; begin in an open month"
         raise RefusedError("effective_from", problem)
     if new.effective_from < now - CLOCKS_S:

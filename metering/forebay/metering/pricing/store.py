@@ -1,7 +1,7 @@
 """Overrides and plans in Postgres: added, never changed."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -14,10 +14,11 @@ from forebay.metering.pricing.plans import Included, Plan, check_plan
 from forebay.metering.pricing.preview import Past
 from forebay.metering.pricing.tables import plan_versions
 from forebay.metering.records import Quantities
-from forebay.metering.tables import CLASSES, price_versions, usage_records
+from forebay.metering.tables import CLASSES, billing_periods, price_versions, usage_records
 
 # The lock of all changes that front doors follow: taken first, so that they cannot deadlock.
 _LOCK = text("SELECT pg_advisory_xact_lock(7378413942531512066)")
+_NONE_CLOSES = text("SELECT pg_advisory_xact_lock_shared(x'666f726562617903'::bigint)")  # as where usage is inserted
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
@@ -33,9 +34,10 @@ class Pricing:
         """In force on every front door within a second, from its `effective_from` on. Adding the same twice is once."""
         async with self._engine.begin() as db:
             await db.execute(_LOCK)
-            book = await _prices(db, price_versions.c.model == new.model)
+            book = await prices_of(db, price_versions.c.model == new.model)
             now = float((await db.execute(_NOW)).scalar_one())
-            if check_override(new, book, currency=self.currency, now=now):
+            closed = await closed_periods(db)
+            if check_override(new, book, currency=self.currency, now=now, closed=closed):
                 row = msgspec.structs.asdict(new)
                 row["effective_from"] = datetime.fromtimestamp(new.effective_from, UTC)
                 await db.execute(insert(price_versions).values(row))
@@ -49,12 +51,13 @@ class Pricing:
         if model is not None:
             clauses.append(price_versions.c.model == model)
         async with self._engine.connect() as db:
-            return await _prices(db, *clauses)
+            return await prices_of(db, *clauses)
 
     async def add_plan(self, new: Plan) -> Plan:
         async with self._engine.begin() as db:
             await db.execute(_LOCK)
-            if check_plan(new, await _plans(db, new.tenant_id), currency=self.currency):
+            known, closed = await plans_of(db, new.tenant_id), await closed_periods(db)
+            if check_plan(new, known, currency=self.currency, closed=closed):
                 row = msgspec.structs.asdict(new)
                 row["included"] = msgspec.to_builtins(new.included)
                 await db.execute(insert(plan_versions).values(row))
@@ -63,7 +66,7 @@ class Pricing:
     async def plans(self, tenant_id: str | None = None) -> list[Plan]:
         """By tenant, then time."""
         async with self._engine.connect() as db:
-            return await _plans(db, tenant_id)
+            return await plans_of(db, tenant_id)
 
     async def past(self, model: str, start: float, end: float, tenants: Sequence[str] = ()) -> list[Past]:
         """What was used of a model in attempts that ended in [start, end), Unix seconds. No tenants: all."""
@@ -84,7 +87,7 @@ class Pricing:
         ]  # fmt: skip
 
 
-async def _prices(db: AsyncConnection, *clauses: Any) -> list[Price]:
+async def prices_of(db: AsyncConnection, *clauses: Any) -> list[Price]:
     order = (price_versions.c.model, price_versions.c.tenant_id, price_versions.c.effective_from)
     rows = await db.execute(select(price_versions).where(*clauses).order_by(*order))
     return [price_of(row) for row in rows]
@@ -97,7 +100,13 @@ def price_of(row: Row[Any]) -> Price:
     )  # fmt: skip
 
 
-async def _plans(db: AsyncConnection, tenant_id: str | None) -> list[Plan]:
+async def closed_periods(db: AsyncConnection) -> list[date]:
+    """Read behind the lock under which rows are inserted and periods close: none closes before the transaction ends."""
+    await db.execute(_NONE_CLOSES)
+    return list((await db.scalars(select(billing_periods.c.period))).all())
+
+
+async def plans_of(db: AsyncConnection, tenant_id: str | None = None) -> list[Plan]:
     statement = select(plan_versions).order_by(plan_versions.c.tenant_id, plan_versions.c.effective_from)
     if tenant_id is not None:
         statement = statement.where(plan_versions.c.tenant_id == tenant_id)

@@ -9,13 +9,14 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from forebay.metering import Ledger, Pricing
+from forebay.metering import Ledger, Pricing, Statements
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
 from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.pricing import PRICING_CONTROLLERS
+from forebay.platform.api.statements import STATEMENT_CONTROLLERS
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
@@ -39,6 +40,7 @@ def create_app(service: Service) -> Litestar:
         *ADMIN_CONTROLLERS,
         *LIMIT_CONTROLLERS,
         *PRICING_CONTROLLERS,
+        *STATEMENT_CONTROLLERS,
     ]
     return Litestar(
         [*inference, *controllers, snapshot_route(service)],
@@ -47,6 +49,7 @@ def create_app(service: Service) -> Litestar:
             "principal": Provide(_principal_of(service.auth)),
             "tenancy": Provide(lambda: service.tenancy, sync_to_thread=False),
             "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
+            "statements": Provide(lambda: service.statements, sync_to_thread=False),
             "pricing": Provide(lambda: service.pricing, sync_to_thread=False),
         },
         signature_namespace={
@@ -55,6 +58,7 @@ def create_app(service: Service) -> Litestar:
             "Tenancy": Tenancy,
             "Ledger": Ledger,
             "Pricing": Pricing,
+            "Statements": Statements,
         },
         exception_handlers={
             ApiError: _api_error,

@@ -20,6 +20,7 @@ _COMMANDS = {
     "limits": "Limit what tenants, projects and keys may use.",
     "price": "Give tenants prices of their own, and see what a draft would change.",
     "plan": "Give tenants a monthly minimum and included tokens.",
+    "statement": "Show what tenants owe for a month, and the records behind each line.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",

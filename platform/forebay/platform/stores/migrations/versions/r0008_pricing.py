@@ -1,9 +1,9 @@
-"""Prices of a tenant's own, which reach every replica the way changes to tenants do, and plans."""
+"""Prices of a tenant's own, which reach every replica the way changes to tenants do, plans, and statements."""
 
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 _STATEMENTS = (
     "ALTER TABLE price_versions ADD COLUMN tenant_id text NOT NULL DEFAULT ''",  # '': everybody
@@ -40,6 +40,22 @@ _STATEMENTS = (
     """,
     """
     CREATE TRIGGER plan_versions_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON plan_versions
+        FOR EACH STATEMENT EXECUTE FUNCTION forebay_append_only()
+    """,
+    """
+    CREATE TABLE statements (
+        tenant_id text NOT NULL,
+        period date NOT NULL, -- a closed one
+        currency text NOT NULL,
+        total numeric NOT NULL,
+        body text NOT NULL, -- the statement as JSON
+        digest text NOT NULL, -- SHA-256 of the body, in hex
+        frozen_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (tenant_id, period)
+    )
+    """,
+    """
+    CREATE TRIGGER statements_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON statements
         FOR EACH STATEMENT EXECUTE FUNCTION forebay_append_only()
     """,
 )
