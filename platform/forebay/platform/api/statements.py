@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
+from litestar.params import FromPath
 from msgspec import json
 
 from forebay.metering import StatementError, Statements, Told
@@ -35,7 +36,7 @@ class TenantStatements(Controller):
 
     @get("/{period:str}/lines/{number:int}", operation_id="explainTenantStatementLine")
     async def line(
-        self, tenancy: Service, statements: NamedDependency[Statements], tenant_id: Id, period: Id, number: int
+        self, tenancy: Service, statements: NamedDependency[Statements], tenant_id: Id, period: Id, number: FromPath[int]
     ) -> Response[bytes]:
         return await _line(statements, (await tenancy.tenant(tenant_id)).id, period, number)
 
@@ -57,7 +58,7 @@ class OwnStatements(Controller):
 
     @get("/{period:str}/lines/{number:int}", operation_id="explainStatementLine")
     async def line(
-        self, principal: NamedDependency[Principal], statements: NamedDependency[Statements], period: Id, number: int
+        self, principal: NamedDependency[Principal], statements: NamedDependency[Statements], period: Id, number: FromPath[int]
     ) -> Response[bytes]:
         return await _line(statements, _reader(principal), period, number)
 
