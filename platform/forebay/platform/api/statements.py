@@ -17,6 +17,7 @@ from forebay.platform.stores.database import reachable
 from forebay.platform.tenancy.principal import Principal, Scope
 
 T = TypeVar("T")
+Number = FromPath[int]
 RECORDS = 10_000  # of a line, in one answer
 
 
@@ -36,7 +37,7 @@ class TenantStatements(Controller):
 
     @get("/{period:str}/lines/{number:int}", operation_id="explainTenantStatementLine")
     async def line(
-        self, tenancy: Service, statements: NamedDependency[Statements], tenant_id: Id, period: Id, number: FromPath[int]
+        self, tenancy: Service, statements: NamedDependency[Statements], tenant_id: Id, period: Id, number: Number
     ) -> Response[bytes]:
         return await _line(statements, (await tenancy.tenant(tenant_id)).id, period, number)
 
@@ -58,7 +59,7 @@ class OwnStatements(Controller):
 
     @get("/{period:str}/lines/{number:int}", operation_id="explainStatementLine")
     async def line(
-        self, principal: NamedDependency[Principal], statements: NamedDependency[Statements], period: Id, number: FromPath[int]
+        self, principal: NamedDependency[Principal], statements: NamedDependency[Statements], period: Id, number: Number
     ) -> Response[bytes]:
         return await _line(statements, _reader(principal), period, number)
 
