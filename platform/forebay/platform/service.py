@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError, Statements
+from forebay.metering import Books, Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError, Statements
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
@@ -102,6 +102,7 @@ class Service:
         self.ledger = ledger
         self.pricing = pricing
         self.statements = statements
+        self.books = Books(engine)
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
@@ -155,6 +156,7 @@ async def prepare(config: Config, postgres_url: str) -> None:
     try:
         await first_contact(engine)
         await migrate(engine)
+        await Ledger(engine).prepare()
         await Ledger(engine).register_prices(prices_of(config))
     finally:
         await engine.dispose()

@@ -21,7 +21,7 @@ class Past(Struct, frozen=True):
     billable: Quantities
 
 
-class Difference(Struct, frozen=True):
+class Rerated(Struct, frozen=True):
     """Amounts of one tenant, model and class, each rounded; `change` is between the exact ones, then rounded."""
 
     tenant_id: str
@@ -33,7 +33,7 @@ class Difference(Struct, frozen=True):
     change: Decimal
 
 
-def rerated(past: Iterable[Past], prices: Prices, draft: Price) -> list[Difference]:
+def rerated(past: Iterable[Past], prices: Prices, draft: Price) -> list[Rerated]:
     """Usage of the draft's model, at its price and the tiers' multipliers. Usage without a price was free."""
     tokens: defaultdict[tuple[str, str], int] = defaultdict(int)
     before: defaultdict[tuple[str, str], list[Decimal]] = defaultdict(list)
@@ -53,5 +53,5 @@ def rerated(past: Iterable[Past], prices: Prices, draft: Price) -> list[Differen
         old, new = total(before[tenant, name]), total(after[tenant, name])
         if count or old or new:
             change = rounded(total((new, old.copy_negate())))
-            found.append(Difference(tenant, draft.model, name, count, rounded(old), rounded(new), change))
+            found.append(Rerated(tenant, draft.model, name, count, rounded(old), rounded(new), change))
     return found

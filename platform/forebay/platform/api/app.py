@@ -9,10 +9,11 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from forebay.metering import Ledger, Pricing, Statements
+from forebay.metering import Books, Ledger, Pricing, Statements
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
+from forebay.platform.api.ledger import LedgerController
 from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.pricing import PRICING_CONTROLLERS
@@ -37,6 +38,7 @@ def create_app(service: Service) -> Litestar:
         HealthController,
         ModelsController,
         UsageController,
+        LedgerController,
         *ADMIN_CONTROLLERS,
         *LIMIT_CONTROLLERS,
         *PRICING_CONTROLLERS,
@@ -51,6 +53,7 @@ def create_app(service: Service) -> Litestar:
             "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
             "statements": Provide(lambda: service.statements, sync_to_thread=False),
             "pricing": Provide(lambda: service.pricing, sync_to_thread=False),
+            "books": Provide(lambda: service.books, sync_to_thread=False),
         },
         signature_namespace={
             "Service": Service,
@@ -59,6 +62,7 @@ def create_app(service: Service) -> Litestar:
             "Ledger": Ledger,
             "Pricing": Pricing,
             "Statements": Statements,
+            "Books": Books,
         },
         exception_handlers={
             ApiError: _api_error,

@@ -23,6 +23,7 @@ _COMMANDS = {
     "statement": "Show what tenants owe for a month, and the records behind each line.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
+    "ledger": "Close periods, correct records, check the rollup.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
 _MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy", "price": "pricing", "plan": "pricing"}

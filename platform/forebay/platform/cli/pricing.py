@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from forebay.metering import Difference, Included, Plan, Price, Pricing, rerated
+from forebay.metering import Included, Plan, Price, Pricing, Rerated, rerated
 from forebay.platform.api.pricing import NewPlan, NewPrice, add_plan, add_price
 from forebay.platform.cli import show, tenant_names
 from forebay.platform.cli.database import on_database, tell_unchecked
@@ -143,7 +143,7 @@ def price_preview(
     if end <= since:
         raise click.BadParameter("--until must be after --since")
 
-    async def act(config: Config, url: str) -> tuple[list[Difference], dict[str, str]]:
+    async def act(config: Config, url: str) -> tuple[list[Rerated], dict[str, str]]:
         async with opened(config, url) as tenancy:
             engine = create_engine(url, pool_size=1, statement_timeout=60.0, name="forebay-price")
             try:
@@ -237,7 +237,7 @@ def _show_plans(found: Sequence[Plan], as_json: bool) -> None:
     ])  # fmt: skip
 
 
-def _show_preview(found: Sequence[Difference], called: dict[str, str], *, as_json: bool, as_csv: bool) -> None:
+def _show_preview(found: Sequence[Rerated], called: dict[str, str], *, as_json: bool, as_csv: bool) -> None:
     columns = ["tenant", "model", "class", "tokens", "charged", "draft", "change"]
     if as_json:
         return show.as_json(found)
