@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Included, Ledger, Plan, Price, Pricing, Quantities, StatementError, Statements
+from forebay.metering import Books, Included, Ledger, Plan, Price, Pricing, Quantities, StatementError, Statements
 from forebay.platform.cli import main
 from tests.doubles.engine.server import EngineDouble
 from tests.integration.conftest import OpenDoor
@@ -89,11 +89,10 @@ async def test_a_closed_statement_is_kept_and_what_comes_later_is_the_next_ones(
 async def test_all_of_a_period_is_frozen_in_the_transaction_that_closes_it(
     statements: Statements, engine: AsyncEngine
 ) -> None:
-    async with engine.begin() as db:
-        values = {"period": NOVEMBER}
-        await db.execute(text("INSERT INTO billing_periods VALUES (:period, now(), 'test', 0, 0, '')"), values)
-        frozen = await statements.freeze(db, NOVEMBER)
-    assert [one.statement.tenant_id for one in frozen] == ["ten_a", "ten_b"]
+    await Books(engine, closings=[statements]).close(NOVEMBER, "ann")
+    async with engine.connect() as db:
+        frozen = (await db.scalars(text("SELECT tenant_id FROM statements ORDER BY 1"))).all()
+    assert frozen == ["ten_a", "ten_b"]
     for change in ("UPDATE statements SET total = 0", "DELETE FROM statements", "TRUNCATE statements"):
         with pytest.raises(DBAPIError, match="append-only"):
             async with engine.begin() as db:

@@ -102,7 +102,7 @@ class Service:
         self.ledger = ledger
         self.pricing = pricing
         self.statements = statements
-        self.books = Books(engine)
+        self.books = Books(engine, closings=[statements])
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores

@@ -1,7 +1,7 @@
 """Statements from the rollup in Postgres, and those of closed periods, which are kept as they were.
 
 All that a closed period's statement is made of never changes, so it is the same whenever it is made: it is stored when
-the period closes (`freeze`), or when somebody first asks for it.
+the period closes (`close`), or when somebody first asks for it.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from forebay.metering.books import BookError
 from forebay.metering.pricing.store import plans_of, prices_of
 from forebay.metering.records import Quantities
 from forebay.metering.statements.build import Line, Statement, build, digest, encoded
@@ -70,10 +71,13 @@ class Statements:
             periods = (await db.scalars(_PERIODS, {"tenant": tenant_id})).all()
             return [await self._of(db, tenant_id, period) for period in periods]
 
-    async def freeze(self, db: AsyncConnection, period: date) -> list[Told]:
-        """Everybody's, in the transaction that closes `period`, after its row is there."""
-        tenants = (await db.scalars(_TENANTS, {"period": period})).all()
-        return [await self._of(db, tenant_id, period) for tenant_id in tenants]
+    async def close(self, connection: AsyncConnection, period: date) -> None:
+        """Freeze everybody's, in the transaction that closes `period` (a `Closing` of the books)."""
+        for tenant_id in (await connection.scalars(_TENANTS, {"period": period})).all():
+            try:
+                await self._of(connection, tenant_id, period, closing=True)
+            except StatementError as error:
+                raise BookError("statement_unavailable", f"period {period:%Y-%m} cannot close: {error}") from None
 
     async def parts(self, tenant_id: str, line: Line, period: date, limit: int) -> list[Part]:
         """The records of a line of usage, oldest first: their tokens add up to the line's. Those of included tokens are
@@ -98,7 +102,7 @@ class Statements:
             for row in rows
         ]  # fmt: skip
 
-    async def _of(self, db: AsyncConnection, tenant_id: str, period: date) -> Told:
+    async def _of(self, db: AsyncConnection, tenant_id: str, period: date, *, closing: bool = False) -> Told:
         kept = statements.c
         chosen = select(statements).where(kept.tenant_id == tenant_id, kept.period == period)
         found = (await db.execute(chosen)).one_or_none()
@@ -107,7 +111,7 @@ class Statements:
             if digest(told) != found.digest:
                 raise StatementError(f"the statement of {tenant_id} for {period:%Y-%m} is not what was stored")
             return Told(closed=True, digest=found.digest, statement=told)
-        closed = await _closed(db, period)
+        closed = closing or await _closed(db, period)
         made = await self._built(db, tenant_id, period)
         told_ = Told(closed=closed, digest=digest(made), statement=made)
         if closed:
