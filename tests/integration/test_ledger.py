@@ -9,6 +9,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Ledger, Price, PriceConflictError, Quantities, Status, UsageQuery, total
+from forebay.metering.pricing import tables as _plans  # noqa: F401 - on the same metadata
+from forebay.metering.statements import tables as _statements  # noqa: F401
 from forebay.metering.tables import metadata
 from tests.metered import T0, attempt, record
 

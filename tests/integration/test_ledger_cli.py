@@ -18,7 +18,7 @@ REQUEST = f"req_{1:032x}"
 
 async def fill(url: str) -> None:
     engine = create_engine(url)
-    await Ledger(engine).insert([record(attempt(1, started_at=1_790_848_800.0))])  # October 2026
+    await Ledger(engine).insert([record(attempt(1, started_at=1_790_848_800.0, price_version=""))])  # October 2026
     await engine.dispose()
 
 

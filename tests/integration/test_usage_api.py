@@ -52,8 +52,10 @@ async def sdk(engine: AsyncEngine, principal: Principal = READER) -> AsyncIterat
 @pytest.fixture
 async def ledger(engine: AsyncEngine) -> Ledger:
     ledger = Ledger(engine)
-    money = [Decimal(text) for text in ("1", "10", "0.1", "1.25")]
-    await ledger.register_prices([Price("smol", "v1", 0.0, "EUR", *money), Price("big", "v1", 0.0, "EUR", *money)])
+    charged, output, read, write = (Decimal(text) for text in ("1", "10", "0.1", "1.25"))
+    await ledger.register_prices(
+        [Price(model, "v1", 0.0, "EUR", charged, output, read, write) for model in ("smol", "big")]
+    )
     await ledger.insert([
         record(attempt(1), Quantities(20, 10, 4, 5, 2)),
         record(attempt(2, project_id="proj_b", key_id="key_b", tier_used="priority"), Quantities(6, 0, 0, 1)),

@@ -20,8 +20,8 @@ from tests.metered import T0, attempt, record
 async def fill(url: str) -> None:
     engine = create_engine(url)
     ledger = Ledger(engine)
-    money = [Decimal(text) for text in ("1", "10", "0.1", "1")]
-    await ledger.register_prices([Price("smol", "v1", 0.0, "USD", *money)])
+    charged, output, read, write = (Decimal(text) for text in ("1", "10", "0.1", "1"))
+    await ledger.register_prices([Price("smol", "v1", 0.0, "USD", charged, output, read, write)])
     await ledger.insert([
         record(attempt(1), Quantities(20, 10, 0, 5, 2)),
         record(attempt(2, tenant_id="ten_b", project_id="proj_b"), Quantities(1_000_000, 0, 0, 1)),

@@ -22,7 +22,8 @@ INTERNAL = {"snapshot_unavailable"}  # said to other front doors alone
 OF_THE_ADMIN_API = {
     f"{room}/{name}.py"
     for room, names in {
-        "api": ("admin", "admin_body", "limits", "wording"), "limits": ("records",), "platform": ("offered",),
+        "api": ("admin", "admin_body", "limits", "pricing", "statements", "wording"), "limits": ("records",),
+        "platform": ("offered",),
         "tenancy": ("service", "validate"), "stores": ("database",),
     }.items()
     for name in names

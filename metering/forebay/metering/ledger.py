@@ -24,7 +24,7 @@ _DURABLE = text("""
     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'
 """)
 _CHUNK = 500
-_PRICE_FIELDS = ("effective_from", "currency", "input", "output", "cache_read", "cache_write")
+_PRICE_FIELDS = ("tenant_id", "effective_from", "currency", "input", "output", "cache_read", "cache_write")
 _SHOWN = [column for column in usage_records.c if column.name not in {"pool", "endpoint"}]
 _ORDER = (usage_records.c.ended_at, usage_records.c.request_id, usage_records.c.attempt, usage_records.c.entry)
 
@@ -95,7 +95,7 @@ async def _prices(connection: AsyncConnection) -> dict[tuple[str, str], Price]:
     return {
         (row.model, row.version): Price(
             row.model, row.version, row.effective_from.timestamp(), row.currency,
-            row.input, row.output, row.cache_read, row.cache_write,
+            row.input, row.output, row.cache_read, row.cache_write, row.tenant_id,
         )
         for row in rows
     }  # fmt: skip
@@ -125,4 +125,4 @@ def _price_row(price: Price) -> dict[str, Any]:
 
 
 def _show(value: Decimal | datetime | str) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value) or "''"

@@ -1,5 +1,5 @@
-"""The ledger's tables. The schema itself is in migrations of the platform's stores (0002, 0007); a test keeps the two
-alike.
+"""The ledger's tables. The schema itself is in migrations of the platform's stores (0002, 0007, 0008); a test keeps the
+two alike.
 
 Rows hold ids, counts and names of the catalogue, never text of a tenant, and refer to no other table: they outlive a
 deleted tenant. Records, corrections, closed periods and prices refuse UPDATE, DELETE and TRUNCATE by triggers that the
@@ -114,4 +114,6 @@ price_versions = sa.Table(
     Column("cache_read", Numeric, nullable=False),
     Column("cache_write", Numeric, nullable=False),
     Column("registered_at", _TIME, nullable=False, server_default=sa.func.now()),
+    Column("tenant_id", Text, nullable=False, server_default=""),
+    sa.Index("price_versions_tenant", "tenant_id"),
 )

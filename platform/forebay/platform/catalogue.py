@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from forebay.metering import Price, choose
+from forebay.metering import Price, in_force
 from forebay.platform.config.model import Config, Model
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.tenancy.principal import Principal
@@ -18,9 +18,9 @@ class Entry(Struct, frozen=True):
     pool: Pool
     prices: tuple[Price, ...]
 
-    def price_version(self, now: float) -> str:
-        """The version in force, or "" where usage costs nothing."""
-        price = choose(self.prices, now)
+    def price_version(self, now: float, own: Sequence[Price] = ()) -> str:
+        """The version in force for a tenant with overrides `own`, or "" where usage costs nothing."""
+        price = in_force(own, self.prices, self.model.name, now)
         return price.version if price else ""
 
 

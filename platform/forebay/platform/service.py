@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Books, Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
+from forebay.metering import Books, Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError, Statements
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
@@ -82,6 +82,8 @@ class Service:
         auth: Authenticator,
         tenancy: Tenancy,
         ledger: Ledger,
+        pricing: Pricing,
+        statements: Statements,
         inferences: Inferences,
         limiter: Limiter,
         stores: StoreHealth,
@@ -98,7 +100,9 @@ class Service:
         self.auth = auth
         self.tenancy = tenancy
         self.ledger = ledger
-        self.books = Books(engine)
+        self.pricing = pricing
+        self.statements = statements
+        self.books = Books(engine, closings=[statements])
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
@@ -211,6 +215,8 @@ async def running(
             auth=auth,
             tenancy=Tenancy(engine, hasher, offered_of(config)),
             ledger=ledger,
+            pricing=Pricing(engine, config.currency),
+            statements=Statements(engine, config.currency),
             inferences=inferences,
             limiter=limiter,
             stores=stores,

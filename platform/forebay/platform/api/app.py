@@ -9,13 +9,15 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from forebay.metering import Books, Ledger
+from forebay.metering import Books, Ledger, Pricing, Statements
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
 from forebay.platform.api.ledger import LedgerController
 from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
+from forebay.platform.api.pricing import PRICING_CONTROLLERS
+from forebay.platform.api.statements import STATEMENT_CONTROLLERS
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
@@ -39,6 +41,8 @@ def create_app(service: Service) -> Litestar:
         LedgerController,
         *ADMIN_CONTROLLERS,
         *LIMIT_CONTROLLERS,
+        *PRICING_CONTROLLERS,
+        *STATEMENT_CONTROLLERS,
     ]
     return Litestar(
         [*inference, *controllers, snapshot_route(service)],
@@ -47,6 +51,8 @@ def create_app(service: Service) -> Litestar:
             "principal": Provide(_principal_of(service.auth)),
             "tenancy": Provide(lambda: service.tenancy, sync_to_thread=False),
             "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
+            "statements": Provide(lambda: service.statements, sync_to_thread=False),
+            "pricing": Provide(lambda: service.pricing, sync_to_thread=False),
             "books": Provide(lambda: service.books, sync_to_thread=False),
         },
         signature_namespace={
@@ -54,6 +60,8 @@ def create_app(service: Service) -> Litestar:
             "Principal": Principal,
             "Tenancy": Tenancy,
             "Ledger": Ledger,
+            "Pricing": Pricing,
+            "Statements": Statements,
             "Books": Books,
         },
         exception_handlers={

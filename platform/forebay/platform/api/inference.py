@@ -214,7 +214,7 @@ class Inferences:
             model=entry.model.name,
             asked=inference.model,
             pool=entry.pool,
-            price_version=entry.price_version(time.time()),
+            price_version=entry.price_version(time.time(), principal.prices),
             cache_salt=salt,
             prompt=prompt,
             tier=tier,

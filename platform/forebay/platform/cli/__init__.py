@@ -18,12 +18,15 @@ _COMMANDS = {
     "project": "Create and list projects, and choose their models.",
     "key": "Create, list, revoke and rotate API keys.",
     "limits": "Limit what tenants, projects and keys may use.",
+    "price": "Give tenants prices of their own, and see what a draft would change.",
+    "plan": "Give tenants a monthly minimum and included tokens.",
+    "statement": "Show what tenants owe for a month, and the records behind each line.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
     "ledger": "Close periods, correct records, check the rollup.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
-_MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy"}
+_MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy", "price": "pricing", "plan": "pricing"}
 
 
 class _Commands(click.Group):

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import click
 from msgspec import structs
 
-from forebay.metering import BookError, Books, Difference, Period, named, period_of
+from forebay.metering import BookError, Books, Difference, Period, Statements, named, period_of
 from forebay.platform.cli import show
 from forebay.platform.cli.database import on_database
+from forebay.platform.config.model import Config
 from forebay.platform.stores.database import create_engine
 from forebay.platform.stores.schema import migrate
 
@@ -139,15 +140,15 @@ def _verdict(found: Difference) -> str:
 
 
 def _on_books(path: Path | None, act: Callable[[Books], Awaitable[T]]) -> T:
-    async def run(url: str) -> T:
+    async def run(config: Config, url: str) -> T:
         engine = create_engine(url, pool_size=1, statement_timeout=600.0, name="forebay-ledger")
         try:
             await migrate(engine, upgrade=False)
-            return await act(Books(engine))
+            return await act(Books(engine, closings=[Statements(engine, config.currency)]))
         finally:
             await engine.dispose()
 
     try:
-        return on_database(path, lambda _, url: run(url))
+        return on_database(path, run)
     except BookError as error:
         raise click.ClickException(str(error)) from None

@@ -12,10 +12,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import Counter
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from forebay.metering import Price
 from forebay.platform.errors import ApiError, unavailable
 from forebay.platform.limits.records import parsed
 from forebay.platform.stores.database import ERRORS
@@ -39,13 +41,24 @@ _BUSY = Refusal(503, "authentication_overloaded", "Too many unknown keys are bei
 
 _SCOPES = {str(scope): scope for scope in Scope}
 _ATTEMPTS = 3
+_prices = msgspec.json.Decoder(tuple[Price, ...]).decode
 
 _FIND = text("""
     SELECT k.id, k.kind, k.project_id, k.hash, k.pepper_id, k.scopes, k.revoked_at IS NOT NULL AS revoked,
            extract(epoch FROM k.expires_at)::float8 AS expires_at, k.expires_at <= clock_timestamp() AS expired,
            p.tenant_id, p.models, p.tiers, t.status, coalesce(t.weight, 1) AS weight,
            (SELECT json_agg(to_jsonb(l) ORDER BY l.level, l.model)::text FROM limits l
-            WHERE l.owner IN (k.id, p.id, t.id)) AS limits
+            WHERE l.owner IN (k.id, p.id, t.id)) AS limits,
+           (SELECT json_agg(json_build_object(
+                'model', v.model, 'version', v.version, 'effective_from', extract(epoch FROM v.effective_from)::float8,
+                'currency', v.currency, 'input', v.input::text, 'output', v.output::text,
+                'cache_read', v.cache_read::text, 'cache_write', v.cache_write::text, 'tenant_id', v.tenant_id
+            ) ORDER BY v.effective_from)::text FROM price_versions v
+            WHERE v.tenant_id = t.id AND v.effective_from >= coalesce((
+                SELECT max(w.effective_from) FROM price_versions w
+                WHERE w.tenant_id = v.tenant_id AND w.model = v.model
+                AND w.effective_from <= now() - interval '1 day' -- the clock here may be behind
+            ), '-infinity')) AS prices
     FROM api_keys k LEFT JOIN projects p ON p.id = k.project_id LEFT JOIN tenants t ON t.id = p.tenant_id
     WHERE k.prefix = :prefix
 """)
@@ -232,6 +245,7 @@ def judge(row: Row[Any] | None, token: bytes, hasher: Hasher) -> Known | Refusal
         tiers=None if row.tiers is None else frozenset(row.tiers),
         weight=row.weight,
         limits=parsed(row.limits),
+        prices=_prices(row.prices) if row.prices else (),
     )
     return Known(principal, row.expires_at)
 

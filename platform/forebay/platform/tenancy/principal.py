@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from forebay.metering import Price
 from forebay.platform.limits.rules import Limit
 
 
@@ -27,3 +28,4 @@ class Principal(Struct, frozen=True):
     tiers: frozenset[str] | None = None
     weight: float = 1.0
     limits: tuple[Limit, ...] = ()  # its own, its project's and its tenant's, in this order
+    prices: tuple[Price, ...] = ()  # its tenant's overrides that are in force or will be

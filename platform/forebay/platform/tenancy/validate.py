@@ -20,12 +20,12 @@ MAX_GRACE = 90 * 86_400.0
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0
 
 
-def name(text: str, what: str) -> str:
+def name(text: str, what: str, param: str = "name") -> str:
     """A display name: 1 to 128 printable characters, no spaces around it, and not a key pasted into the wrong field."""
     if not 1 <= len(text) <= 128 or text != text.strip() or not text.isprintable():
-        raise invalid(f"a {what}'s name has 1 to 128 printable characters and no spaces around it", param="name")
+        raise invalid(f"a {what}'s name has 1 to 128 printable characters and no spaces around it", param=param)
     if LOOKS_LIKE_A_KEY.search(text):
-        raise invalid(f"a {what}'s name may not contain an API key", param="name")
+        raise invalid(f"a {what}'s name may not contain an API key", param=param)
     return text
 
 

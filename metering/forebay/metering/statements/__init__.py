@@ -1,0 +1,1 @@
+"""What a tenant owes for a period, line by line."""
