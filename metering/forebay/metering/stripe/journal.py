@@ -1,0 +1,261 @@
+"""What Stripe was told, in Postgres: cells against the ledger, postings and their steps. Both logs only grow, so that
+what a process that died was about to do is read from them.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+from sqlalchemy import insert, select, text
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from forebay.metering.stripe.records import CHECKED, Cell, Key, Kind, Posting, State, Unmapped
+from forebay.metering.stripe.tables import stripe_notices, stripe_postings, stripe_reports, stripe_steps
+
+_LOCK = 0x666F726562617902  # "forebay", 2: any number that nobody else in the database uses
+_SQL = files("forebay.metering").joinpath("sql")
+_USED = _SQL.joinpath("stripe_used.sql").read_text(encoding="utf-8")
+_POSTINGS = _SQL.joinpath("stripe_postings.sql").read_text(encoding="utf-8")
+_CHUNK = 1000
+
+# Cells that Stripe does not know right, or that have something unsettled. Of '' nothing is Stripe's business.
+_DIFFERENT = text(f"""
+    WITH mapped AS ({_USED}), counted AS (
+        SELECT tenant_id, event_name, hour, customer_id, sum(tokens) AS tokens FROM mapped
+        WHERE event_name <> '' AND customer_id IS DISTINCT FROM ''
+        GROUP BY tenant_id, event_name, hour, customer_id
+    ), told AS (
+        SELECT tenant_id, event_name, hour, coalesce(sum(value) FILTER (WHERE state <> 'void'), 0) AS tokens,
+            bool_or(state = 'rejected') AS parked
+        FROM ({_POSTINGS} WHERE p.hour >= :since) AS one GROUP BY tenant_id, event_name, hour
+    )
+    SELECT tenant_id, event_name, hour, c.customer_id, coalesce(c.tokens, 0) AS tokens
+    FROM counted c FULL JOIN told t USING (tenant_id, event_name, hour)
+    WHERE coalesce(c.tokens, 0) <> coalesce(t.tokens, 0) OR t.parked
+    ORDER BY hour, tenant_id, event_name
+""")  # noqa: S608 - no value is put into it
+_COUNTED = text(f"""
+    SELECT tenant_id, event_name, hour, max(customer_id) AS customer_id, sum(tokens) AS tokens
+    FROM ({_USED}) AS mapped WHERE event_name <> '' AND customer_id IS DISTINCT FROM '' AND hour < :until
+    GROUP BY tenant_id, event_name, hour
+""")  # noqa: S608
+_UNMAPPED = text(f"""
+    SELECT tenant_id, model, tier, token_class, sum(tokens) AS tokens, min(hour) AS first_hour, max(hour) AS last_hour
+    FROM ({_USED}) AS mapped WHERE event_name IS NULL AND customer_id IS DISTINCT FROM ''
+    GROUP BY tenant_id, model, tier, token_class HAVING sum(tokens) <> 0 ORDER BY tenant_id, model, tier, token_class
+""")  # noqa: S608
+_OF_CELLS = text(f"""
+    {_POSTINGS}
+    JOIN unnest(CAST(:tenants AS text[]), CAST(:events AS text[]), CAST(:hours AS timestamptz[]))
+        AS k (tenant_id, event_name, hour) USING (tenant_id, event_name, hour)
+    ORDER BY p.hour, p.tenant_id, p.event_name, p.seq
+""")  # noqa: S608
+_UNSETTLED = text(f"""
+    SELECT * FROM ({_POSTINGS}) AS one WHERE state IN ('intended', 'cancelling') ORDER BY created_at, identifier
+    LIMIT :most
+""")  # noqa: S608
+_REJECTED = text(f"""
+    SELECT * FROM ({_POSTINGS}) AS one WHERE state = 'rejected' ORDER BY hour, identifier
+""")  # noqa: S608
+_BILLED = text(f"""
+    {_POSTINGS} WHERE p.customer_id = :customer AND p.event_name = :event
+        AND p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
+""")  # noqa: S608
+_OF_HOURS = text(f"{_POSTINGS} WHERE p.hour >= :start AND p.hour < :until")  # noqa: S608
+_BILLED_ALL = text(f"""
+    {_POSTINGS} WHERE p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
+""")  # noqa: S608
+_ONE = text(f"{_POSTINGS} WHERE p.identifier = ANY(:identifiers)")  # noqa: S608
+# What was reported meanwhile stays: a delivery is told only of what is still on its way.
+_DELIVERED = text("""
+    INSERT INTO stripe_steps (identifier, step, at, code, reference)
+    SELECT i, 'delivered', :at, :code, :reference FROM unnest(CAST(:identifiers AS text[])) AS i
+    WHERE coalesce((SELECT s.step FROM stripe_steps s WHERE s.identifier = i AND s.step <> 'checked'
+                    ORDER BY s.id DESC LIMIT 1), 'intended') IN ('intended', 'cancelling')
+""")
+
+
+class Journal:
+    """All methods raise `sqlalchemy.exc.SQLAlchemyError` or `OSError` while the database is away."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        """Whether nobody else is about it, until it is left. It spares work: what keeps two from telling Stripe twice is
+        the unique place of a posting in its cell."""
+        async with self._engine.connect() as connection:
+            taken = bool((await connection.execute(text(f"SELECT pg_try_advisory_lock({_LOCK})"))).scalar())
+            await connection.commit()
+            try:
+                yield taken
+            finally:
+                if taken:
+                    await connection.execute(text(f"SELECT pg_advisory_unlock({_LOCK})"))
+                    await connection.commit()
+
+    async def different(self, since: datetime) -> list[Cell]:
+        """The cells from an hour on that Stripe does not know as the ledger does, or that are parked."""
+        async with self._snapshot() as connection:
+            found = (await connection.execute(_DIFFERENT, {"since": since})).all()
+            cells = {Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)): row for row in found}
+            told = await _of_cells(connection, list(cells))
+        return [
+            Cell(key, row.customer_id, int(row.tokens), tuple(told.get(key, ()))) for key, row in cells.items()
+        ]
+
+    async def cells(self, since: datetime, until: datetime) -> dict[Key, int]:
+        """The ledger's tokens by cell."""
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(_COUNTED, {"since": since, "until": until})
+            return {Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)): int(row.tokens) for row in rows}
+
+    async def unmapped(self, since: datetime) -> list[Unmapped]:
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(_UNMAPPED, {"since": since})
+            return [
+                Unmapped(row.tenant_id, row.model, row.tier, row.token_class, int(row.tokens), row.first_hour,
+                         row.last_hour) for row in rows
+            ]  # fmt: skip
+
+    async def unsettled(self, most: int = 10_000) -> list[Posting]:
+        """Of which it is not known whether Stripe has them, or has taken them back; oldest first."""
+        return await self._postings(_UNSETTLED, most=most)
+
+    async def rejected(self) -> list[Posting]:
+        return await self._postings(_REJECTED)
+
+    async def named(self, identifiers: Iterable[str]) -> list[Posting]:
+        return await self._postings(_ONE, identifiers=list(identifiers))
+
+    async def billed(
+        self, start: datetime, until: datetime, customer: str | None = None, event: str | None = None
+    ) -> list[Posting]:
+        """What Stripe was told to have happened from `start` to `until`, of everybody or of one customer's meter."""
+        if customer is None or event is None:
+            return await self._postings(_BILLED_ALL, start=start, until=until)
+        return await self._postings(_BILLED, start=start, until=until, customer=customer, event=event)
+
+    async def of_hours(self, start: datetime, until: datetime) -> list[Posting]:
+        """What Stripe was told of usage in these hours of charge."""
+        return await self._postings(_OF_HOURS, start=start, until=until)
+
+    async def intend(self, postings: Sequence[Posting]) -> int:
+        """Write down what will be sent; how many are new. A place in a cell that is taken stays as it is."""
+        added = 0
+        async with self._engine.begin() as connection:
+            for one in postings:
+                row = {
+                    "identifier": one.identifier, "tenant_id": one.key.tenant_id, "event_name": one.key.event_name,
+                    "hour": one.key.hour, "seq": one.seq, "customer_id": one.customer_id, "kind": one.kind.value,
+                    "value": one.value, "billed_at": one.billed_at, "created_at": one.safe_from,
+                }  # fmt: skip
+                result = await connection.execute(upsert(stripe_postings).values(row).on_conflict_do_nothing())
+                added += result.rowcount
+        return added
+
+    async def delivered(self, identifiers: Sequence[str], at: datetime, code: str, reference: str = "") -> None:
+        """`code`: how it is known (accepted, duplicate, summary)."""
+        given = {"identifiers": list(identifiers), "at": at, "code": code, "reference": reference}
+        async with self._engine.begin() as connection:
+            await connection.execute(_DELIVERED, given)
+
+    async def step(self, identifiers: Iterable[str], step: State, at: datetime, code: str = "") -> None:
+        await self._steps(identifiers, step.value, at, code)
+
+    async def checked(self, identifiers: Iterable[str], at: datetime) -> None:
+        """Stripe's sums say that these are not there."""
+        await self._steps(identifiers, CHECKED, at, "")
+
+    async def notice(self, event_id: str, kind: str) -> bool:
+        """Keep a webhook's event. False: it was there."""
+        row = {"event_id": event_id, "type": kind}
+        async with self._engine.begin() as connection:
+            result = await connection.execute(upsert(stripe_notices).values(row).on_conflict_do_nothing())
+            return result.rowcount > 0
+
+    async def unread(self, most: int = 1000) -> list[tuple[str, str]]:
+        """Notices whose report was not read yet: id, type."""
+        read = select(stripe_reports.c.event_id).where(stripe_reports.c.event_id == stripe_notices.c.event_id)
+        asked = select(stripe_notices.c.event_id, stripe_notices.c.type).where(~read.exists())
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(asked.order_by(stripe_notices.c.received_at).limit(most))
+            return [(row.event_id, row.type) for row in rows]
+
+    async def read(self, event_id: str, kind: str, errors: Sequence[tuple[str, int, Sequence[str]]], at: datetime) -> int:
+        """Keep a report and park the postings that it names; how many it names. All or nothing, and once."""
+        details = [{"code": code, "count": count, "identifiers": list(names)} for code, count, names in errors]
+        async with self._engine.begin() as connection:
+            named = 0
+            for code, _, names in errors:
+                rows = (await connection.execute(_ONE, {"identifiers": list(names)})).all()
+                hit = [row.identifier for row in rows if row.state not in {State.VOID, State.REJECTED}]
+                if hit:
+                    await connection.execute(insert(stripe_steps), _rows(hit, State.REJECTED.value, at, code))
+                named += len(rows)
+            row = {"event_id": event_id, "type": kind, "errors": sum(count for _, count, _ in errors), "named": named,
+                   "details": details, "read_at": at}  # fmt: skip
+            await connection.execute(upsert(stripe_reports).values(row).on_conflict_do_nothing())
+        return named
+
+    async def reports(self, most: int = 20) -> list[dict[str, Any]]:
+        """The newest error reports."""
+        asked = select(stripe_reports).order_by(stripe_reports.c.read_at.desc()).limit(most)
+        async with self._engine.connect() as connection:
+            return [dict(row) for row in (await connection.execute(asked)).mappings()]
+
+    async def _steps(self, identifiers: Iterable[str], step: str, at: datetime, code: str) -> None:
+        rows = _rows(identifiers, step, at, code)
+        if rows:
+            async with self._engine.begin() as connection:
+                await connection.execute(insert(stripe_steps), rows)
+
+    async def _postings(self, statement: Any, **given: Any) -> list[Posting]:
+        async with self._engine.connect() as connection:
+            return [_posting(row) for row in await connection.execute(statement, given)]
+
+    @asynccontextmanager
+    async def _snapshot(self) -> AsyncIterator[AsyncConnection]:
+        """Every statement sees the same moment."""
+        async with self._engine.connect() as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+
+async def _of_cells(connection: AsyncConnection, keys: Sequence[Key]) -> dict[Key, list[Posting]]:
+    told: dict[Key, list[Posting]] = {}
+    for start in range(0, len(keys), _CHUNK):
+        chunk = keys[start : start + _CHUNK]
+        given = {
+            "tenants": [key.tenant_id for key in chunk], "events": [key.event_name for key in chunk],
+            "hours": [key.hour for key in chunk],
+        }  # fmt: skip
+        for row in await connection.execute(_OF_CELLS, given):
+            posting = _posting(row)
+            told.setdefault(posting.key, []).append(posting)
+    return told
+
+
+def _rows(identifiers: Iterable[str], step: str, at: datetime, code: str) -> list[dict[str, Any]]:
+    return [{"identifier": one, "step": step, "at": at, "code": code} for one in identifiers]
+
+
+def _posting(row: Any) -> Posting:
+    return Posting(
+        identifier=row.identifier,
+        key=Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)),
+        customer_id=row.customer_id,
+        seq=row.seq,
+        kind=Kind(row.kind),
+        value=row.value,
+        billed_at=row.billed_at.astimezone(UTC),
+        safe_from=row.safe_from.astimezone(UTC),
+        state=State(row.state),
+        changed_at=row.changed_at,
+        code=row.code,
+        reference=row.reference,
+    )
