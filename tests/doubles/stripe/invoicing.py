@@ -1,12 +1,12 @@
-"""Prices, subscriptions and invoices as far as meters need them: a subscription is billed by calendar months (UTC), and an
-invoice's line is a meter's sum at a price. Credit notes take from invoices that are final."""
+"""Prices, subscriptions and invoices as far as meters need them: a subscription is billed by calendar months (UTC), and
+an invoice's line is a meter's sum at a price. Credit notes take from invoices that are final."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from tests.doubles.stripe.metering import Metering, Refused
+from tests.doubles.stripe.metering import Metering, RefusedError
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Invoicing:
     def create_price(self, given: dict[str, Any]) -> dict[str, Any]:
         meter = given.get("recurring", {}).get("meter")
         if meter is not None and meter not in self.metering.meters:
-            raise Refused(f"No such meter: {meter}", code="resource_missing")
+            raise RefusedError(f"No such meter: {meter}", code="resource_missing")
         made = {"id": f"price_{len(self.prices) + 1}", "object": "price", "active": True, "livemode": False, **given}
         if "unit_amount_decimal" in made:
             made["unit_amount_decimal"] = str(made["unit_amount_decimal"])
@@ -31,7 +31,7 @@ class Invoicing:
     def subscribe(self, given: dict[str, Any]) -> dict[str, Any]:
         for item in given["items"]:
             if item["price"] not in self.prices:
-                raise Refused(f"No such price: {item['price']}", code="resource_missing")
+                raise RefusedError(f"No such price: {item['price']}", code="resource_missing")
         made = {"id": f"sub_{len(self.subscriptions) + 1}", "object": "subscription", "status": "active", **given}
         self.subscriptions[made["id"]] = made
         return made
@@ -39,11 +39,9 @@ class Invoicing:
     def bill(self, customer: str, start: int, end: int, *, status: str = "open") -> dict[str, Any]:
         """Make the invoice of a month. Final, unless its status is `draft`."""
         number = len(self.invoices) + 1
-        lines = [
-            self._line(f"il_{number}_{i}", self.prices[item["price"]], customer, start, end)
-            for one in self.subscriptions.values() if one["customer"] == customer
-            for i, item in enumerate(one["items"])
-        ]  # fmt: skip
+        mine = [one for one in self.subscriptions.values() if one["customer"] == customer]
+        prices = [self.prices[item["price"]] for one in mine for item in one["items"]]
+        lines = [self._line(f"il_{number}_{i}", price, customer, start, end) for i, price in enumerate(prices)]
         made = {
             "id": f"in_{number}", "object": "invoice", "customer": customer, "status": status, "livemode": False,
             "created": int(self.now()), "period_start": start, "period_end": end, "currency": "usd",
@@ -63,16 +61,16 @@ class Invoicing:
     def credit(self, given: dict[str, Any], *, preview: bool = False) -> dict[str, Any]:
         invoice = self.invoices.get(given["invoice"])
         if invoice is None:
-            raise Refused(f"No such invoice: {given['invoice']}", status=404, code="resource_missing")
+            raise RefusedError(f"No such invoice: {given['invoice']}", status=404, code="resource_missing")
         if invoice["status"] not in {"open", "paid"}:
-            raise Refused("The invoice is not finalized.", code="invoice_not_finalized")
+            raise RefusedError("The invoice is not finalized.", code="invoice_not_finalized")
         total = sum(self._credited(invoice, line) for line in given.get("lines", []))
         if not preview and total <= 0:
-            raise Refused("A credit note must be of more than 0.", code="amount_too_small")
+            raise RefusedError("A credit note must be of more than 0.", code="amount_too_small")
         if not preview and invoice["status"] == "paid":
             put = sum(given.get(name, 0) for name in ("credit_amount", "refund_amount", "out_of_band_amount"))
             if put != total:
-                raise Refused(f"The amounts must sum to {total}.", code="credit_note_amounts_differ")
+                raise RefusedError(f"The amounts must sum to {total}.", code="credit_note_amounts_differ")
         made = {
             "id": f"cn_{len(self.credit_notes) + 1}", "object": "credit_note", "invoice": invoice["id"],
             "total": total, "amount": total, "status": "issued", "metadata": {}, "currency": "usd", "livemode": False,
@@ -92,9 +90,9 @@ class Invoicing:
     def _credited(self, invoice: dict[str, Any], given: dict[str, Any]) -> int:
         line = next((one for one in invoice["lines_"] if one["id"] == given.get("invoice_line_item")), None)
         if line is None:
-            raise Refused("No such line of this invoice.", code="resource_missing")
+            raise RefusedError("No such line of this invoice.", code="resource_missing")
         if given["quantity"] < 1 or given["quantity"] + self.credited(line["id"]) > line["quantity"]:
-            raise Refused("More is credited than was billed.", code="credit_note_quantity_too_high")
+            raise RefusedError("More is credited than was billed.", code="credit_note_quantity_too_high")
         return _cents(given["quantity"], self.prices[line["pricing"]["price_details"]["price"]])
 
 

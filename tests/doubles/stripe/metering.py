@@ -16,7 +16,7 @@ DAY = 86_400.0
 SESSION_S = 900.0
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """An answer of 4xx."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "parameter_invalid", retry: bool | None = None):
@@ -54,7 +54,7 @@ class Metering:
 
     def create_meter(self, given: dict[str, Any]) -> dict[str, Any]:
         if any(one["event_name"] == given["event_name"] for one in self.meters.values()):
-            raise Refused("A meter with this event name exists already.", code="resource_already_exists")
+            raise RefusedError("A meter with this event name exists already.", code="resource_already_exists")
         made = {
             "id": f"mtr_{len(self.meters) + 1}", "object": "billing.meter", "status": "active", "livemode": False,
             "customer_mapping": {"event_payload_key": "stripe_customer_id", "type": "by_id"},
@@ -77,7 +77,7 @@ class Metering:
     def stream(self, given: dict[str, Any]) -> None:
         events = given["events"]
         if len(events) > 100:
-            raise Refused("At most 100 events can be sent in one request.", code="too_many_events")
+            raise RefusedError("At most 100 events can be sent in one request.", code="too_many_events")
         fresh = [one for one in events if not self._taken(one["identifier"])]
         twice = next((one for one in events if self._taken(one["identifier"])), None)
         if twice is None or self.stream_duplicates != "refused":
@@ -94,21 +94,23 @@ class Metering:
         event = Event(given["identifier"], given["event_name"], given["payload"], timestamp, self.now())
         code, _ = self._fault(event)
         if code:
-            raise Refused(f"The event cannot be counted: {code}.", code=code)
+            raise RefusedError(f"The event cannot be counted: {code}.", code=code)
         event.counted = True
         self.identifiers[event.identifier] = event.received
         self.events.append(event)
-        return {"object": "billing.meter_event", "identifier": event.identifier, "event_name": event.event_name,
-                "payload": event.payload, "timestamp": int(timestamp), "created": int(self.now()), "livemode": False}  # fmt: skip
+        return {
+            "object": "billing.meter_event", "identifier": event.identifier, "event_name": event.event_name,
+            "payload": event.payload, "timestamp": int(timestamp), "created": int(self.now()), "livemode": False,
+        }  # fmt: skip
 
     def cancel(self, event_name: str, identifier: str) -> dict[str, Any]:
         found = next((one for one in reversed(self.events) if one.identifier == identifier), None)
         if found is None or found.event_name != event_name:
-            raise Refused(f"No such meter event: {identifier}", status=404, code="resource_missing")
+            raise RefusedError(f"No such meter event: {identifier}", status=404, code="resource_missing")
         if self.now() - found.received > DAY:
-            raise Refused("Events can be cancelled within 24 hours.", code="meter_event_too_old")
+            raise RefusedError("Events can be cancelled within 24 hours.", code="meter_event_too_old")
         if found.cancelled:
-            raise Refused("The event is cancelled already.", code="meter_event_already_cancelled")
+            raise RefusedError("The event is cancelled already.", code="meter_event_already_cancelled")
         found.cancelled = True
         return {"object": "billing.meter_event_adjustment", "status": "pending", "type": "cancel", "livemode": False,
                 "event_name": event_name, "cancel": {"identifier": identifier}}  # fmt: skip
@@ -137,7 +139,7 @@ class Metering:
         start, end, window = given["start_time"], given["end_time"], given.get("value_grouping_window")
         step = {"hour": 3600, "day": 86_400, None: end - start}[window]
         if start % (60 if window is None else step) or end % (60 if window is None else step):
-            raise Refused("start_time and end_time must be aligned.", code="parameter_invalid")
+            raise RefusedError("start_time and end_time must be aligned.", code="parameter_invalid")
         found = []
         for at in range(start, end, step):
             value = self.total(meter_id, given["customer"], at, at + step)
@@ -152,8 +154,8 @@ class Metering:
     def _taken(self, identifier: str) -> bool:
         return self.now() - self.identifiers.get(identifier, -DAY) < DAY
 
-    def _duplicate(self, identifier: str) -> Refused:
-        return Refused(
+    def _duplicate(self, identifier: str) -> RefusedError:
+        return RefusedError(
             f"An event already exists with identifier {identifier}.", code="duplicate_meter_event", retry=False
         )
 
@@ -202,4 +204,4 @@ def _seconds(timestamp: str | None, now: float) -> float:
     try:
         return datetime.fromisoformat(timestamp).timestamp()
     except ValueError:
-        raise Refused(f"Invalid timestamp: {timestamp}", code="invalid_fields") from None
+        raise RefusedError(f"Invalid timestamp: {timestamp}", code="invalid_fields") from None

@@ -1,5 +1,5 @@
-"""The double's HTTP: stripe-python talks to it as it does to Stripe. `python -m tests.doubles.stripe.server` runs one, with
-a customer, a meter and a price, to try commands on.
+"""The double's HTTP: stripe-python talks to it as it does to Stripe. `python -m tests.doubles.stripe.server` runs one,
+with a customer, meters and prices, to try commands on.
 
 Time is virtual: `sleep` is what its clients wait by. Faults are put in with `fail`.
 """
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from stripe import WebhookSignature
 
 from tests.doubles.stripe.invoicing import Invoicing
-from tests.doubles.stripe.metering import Metering, Refused, iso
+from tests.doubles.stripe.metering import Metering, RefusedError, iso
 from tests.doubles.stripe.shapes import ShapeError, check, shape, unflattened
 
 KEY = "sk_test_double"
@@ -145,7 +145,7 @@ class StripeDouble:
                 return status, {"retry-after": "1"}, _error("rate_limit" if status == 429 else "api_error", "later")
             try:
                 status, answer = self._dispatch(method, target, headers, body)
-            except Refused as error:
+            except RefusedError as error:
                 retry = {} if error.retry is None else {"stripe-should-retry": str(error.retry).lower()}
                 return error.status, retry, _error(error.code, str(error))
             except ShapeError as error:
@@ -157,10 +157,10 @@ class StripeDouble:
         token = headers.get("authorization", "").removeprefix("Bearer ")
         streams = parts.path == "/v2/billing/meter_event_stream"
         if not (self.metering.admits(token) if streams else token == KEY):
-            raise Refused("The key or token is not valid, or has expired.", status=401, code="token_expired")
+            raise RefusedError("The key or token is not valid, or has expired.", status=401, code="token_expired")
         route = next((one for one in _ROUTES if one[0] == method and re.fullmatch(one[1], parts.path)), None)
         if route is None:
-            raise Refused(f"Unrecognized request URL ({method}: {parts.path}).", status=404, code="unknown_url")
+            raise RefusedError(f"Unrecognized request URL ({method}: {parts.path}).", status=404, code="unknown_url")
         form = not parts.path.startswith("/v2/") or method == "GET"
         text = parts.query if method == "GET" else body.decode()
         given = unflattened(parse_qsl(text, keep_blank_values=True)) if form else json.loads(text or "{}")
@@ -168,7 +168,7 @@ class StripeDouble:
         key = headers.get("idempotency-key") if method == "POST" else None
         if key is not None and (kept := self._kept.get(key)) is not None and self.now() - kept[1] < 86_400:
             if kept[0] != (parts.path, given):
-                raise Refused("Keys for idempotent requests can only be used with the same parameters.",
+                raise RefusedError("Keys for idempotent requests can only be used with the same parameters.",
                               code="idempotency_key_in_use")  # fmt: skip
             return kept[2], kept[3]
         found = re.fullmatch(route[1], parts.path)
@@ -203,7 +203,7 @@ class StripeDouble:
 
     def _get_customer(self, _: dict[str, Any], name: str) -> Any:
         if name not in self.customers:
-            raise Refused(f"No such customer: '{name}'", status=404, code="resource_missing")
+            raise RefusedError(f"No such customer: '{name}'", status=404, code="resource_missing")
         return self.customers[name]
 
     def _create_meter(self, given: dict[str, Any]) -> Any:
@@ -218,7 +218,7 @@ class StripeDouble:
 
     def _list_summaries(self, given: dict[str, Any], name: str) -> Any:
         if name not in self.metering.meters:
-            raise Refused(f"No such meter: {name}", status=404, code="resource_missing")
+            raise RefusedError(f"No such meter: {name}", status=404, code="resource_missing")
         self._get_customer({}, given["customer"])
         return _page(self.metering.summaries(name, given), given, f"/v1/billing/meters/{name}/event_summaries")
 
@@ -243,7 +243,7 @@ class StripeDouble:
 
     def _get_event(self, _: dict[str, Any], name: str) -> Any:
         if name not in self.notices:
-            raise Refused(f"No such event: {name}", status=404, code="not_found")
+            raise RefusedError(f"No such event: {name}", status=404, code="not_found")
         return self.notices[name]
 
     def _create_price(self, given: dict[str, Any]) -> Any:

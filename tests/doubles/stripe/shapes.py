@@ -1,17 +1,16 @@
-"""Requests against the types of stripe-python's parameters (`stripe.params.*`): what is missing, unknown or mistyped."""
+"""Requests against the types of stripe-python's parameters (`stripe.params.*`): what is missing, unknown
+or mistyped."""
 
 import importlib
 import types
-import typing
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from functools import cache
-from typing import IO, Any, Literal, Union, get_args, get_origin
+from typing import IO, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 import typing_extensions
 from stripe import StripeContext
 from stripe._request_options import RequestOptions
-from typing_extensions import NotRequired, Required
 
 # Names that annotations use and their modules import for type checkers alone.
 _NAMES = {"StripeContext": StripeContext, "Decimal": Decimal, "IO": IO, "Mapping": Mapping}
@@ -45,11 +44,11 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _check(value: Any, hint: Any, path: str, form: bool) -> Any:
     origin = get_origin(hint)
-    if origin in {NotRequired, Required, typing.NotRequired, typing.Required}:
+    if origin in {NotRequired, Required}:
         return _check(value, get_args(hint)[0], path, form)
     if origin in {Union, types.UnionType}:
         return _any(value, get_args(hint), path, form)
-    if origin in {Literal, typing_extensions.Literal}:
+    if origin is Literal:
         if value in get_args(hint):
             return value
         raise ShapeError(path, f"must be one of {', '.join(map(str, get_args(hint)))}")
@@ -84,7 +83,7 @@ def _members(value: Any, kind: Any, path: str, form: bool) -> dict[str, Any]:
         if name not in hints:
             raise ShapeError(_under(path, name), f"Received unknown parameter: {_under(path, name)}")
     for name, hint in hints.items():
-        if name not in value and get_origin(hint) not in {NotRequired, typing.NotRequired}:
+        if name not in value and get_origin(hint) is not NotRequired:
             raise ShapeError(_under(path, name), f"Missing required param: {_under(path, name)}.")
     return {name: _check(one, hints[name], _under(path, name), form) for name, one in value.items()}
 

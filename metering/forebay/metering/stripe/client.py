@@ -186,7 +186,9 @@ class Api:
         """An invoice's credit notes: id, metadata."""
         with self._translated():
             found = self._client.v1.credit_notes.list({"invoice": invoice, "limit": 100})
-            return [(one.id, dict(one.metadata or {})) for one in _bounded(found.auto_paging_iter())]
+            return [
+                (one.id, one.metadata.to_dict() if one.metadata else {}) for one in _bounded(found.auto_paging_iter())
+            ]
 
     def credit(self, line: Line, quantity: int, metadata: Mapping[str, str], key: str) -> str | None:
         """A credit note over so many of a line's tokens; its id. None: they are worth less than can be credited."""
@@ -218,7 +220,7 @@ def translated(error: Any) -> StripeError:
     code = str(error.code or type(error).__name__)
     if status in {401, 403}:
         return RejectedKeyError(code, status)
-    if status is None or status == 429 or status == 409 or status >= 500:
+    if status is None or status in {409, 429} or status >= 500:
         return AwayError(code, status, _seconds(headers.get("retry-after")))
     if "already exists with identifier" in str(error.user_message or ""):
         return DuplicateError(code, status)

@@ -52,7 +52,7 @@ _OF_CELLS = text(f"""
     JOIN unnest(CAST(:tenants AS text[]), CAST(:events AS text[]), CAST(:hours AS timestamptz[]))
         AS k (tenant_id, event_name, hour) USING (tenant_id, event_name, hour)
     ORDER BY p.hour, p.tenant_id, p.event_name, p.seq
-""")  # noqa: S608
+""")
 _UNSETTLED = text(f"""
     SELECT * FROM ({_POSTINGS}) AS one WHERE state IN ('intended', 'cancelling') ORDER BY created_at, identifier
     LIMIT :most
@@ -63,12 +63,12 @@ _REJECTED = text(f"""
 _BILLED = text(f"""
     {_POSTINGS} WHERE p.customer_id = :customer AND p.event_name = :event
         AND p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
-""")  # noqa: S608
-_OF_HOURS = text(f"{_POSTINGS} WHERE p.hour >= :start AND p.hour < :until")  # noqa: S608
+""")
+_OF_HOURS = text(f"{_POSTINGS} WHERE p.hour >= :start AND p.hour < :until")
 _BILLED_ALL = text(f"""
     {_POSTINGS} WHERE p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
-""")  # noqa: S608
-_ONE = text(f"{_POSTINGS} WHERE p.identifier = ANY(:identifiers)")  # noqa: S608
+""")
+_ONE = text(f"{_POSTINGS} WHERE p.identifier = ANY(:identifiers)")
 # What was reported meanwhile stays: a delivery is told only of what is still on its way.
 _DELIVERED = text("""
     INSERT INTO stripe_steps (identifier, step, at, code, reference)
@@ -86,8 +86,8 @@ class Journal:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[bool]:
-        """Whether nobody else is about it, until it is left. It spares work: what keeps two from telling Stripe twice is
-        the unique place of a posting in its cell."""
+        """Whether nobody else is about it, until it is left. It spares work: what keeps two from telling Stripe
+        twice is the unique place of a posting in its cell."""
         async with self._engine.connect() as connection:
             taken = bool((await connection.execute(text(f"SELECT pg_try_advisory_lock({_LOCK})"))).scalar())
             await connection.commit()
@@ -186,7 +186,9 @@ class Journal:
             rows = await connection.execute(asked.order_by(stripe_notices.c.received_at).limit(most))
             return [(row.event_id, row.type) for row in rows]
 
-    async def read(self, event_id: str, kind: str, errors: Sequence[tuple[str, int, Sequence[str]]], at: datetime) -> int:
+    async def read(
+        self, event_id: str, kind: str, errors: Sequence[tuple[str, int, Sequence[str]]], at: datetime
+    ) -> int:
         """Keep a report and park the postings that it names; how many it names. All or nothing, and once."""
         details = [{"code": code, "count": count, "identifiers": list(names)} for code, count, names in errors]
         async with self._engine.begin() as connection:

@@ -103,8 +103,9 @@ def fit(meter: Meter | None, event_name: str) -> None:
 
 
 async def _start(
-    connection: AsyncConnection, table: Table, place: dict[str, str], told: Any, *, now: datetime, since: datetime | None
-) -> datetime:
+    connection: AsyncConnection, table: Table, place: dict[str, str], told: Any, *, now: datetime,
+    since: datetime | None,
+) -> datetime:  # fmt: skip
     """From which hour on a mapping holds: as asked, else the first from the beginning, and a change from the next hour
     that nothing was told of."""
     if since is not None and since != since.replace(minute=0, second=0, microsecond=0):

@@ -1,7 +1,6 @@
 """Webhooks of Stripe: who sends them, and what is kept of them.
 
-A notice is thin: it says that there is a report, which is read from Stripe's API afterwards. So a forged one could make us
-read, never believe.
+A notice is thin: it says that there is a report, which is read from Stripe's API afterwards.
 """
 
 import hashlib
@@ -33,8 +32,7 @@ def opened(body: bytes, signature: str, secrets: Sequence[str], now: datetime) -
     at, given = _parts(signature)
     signed = b"%d." % at + body
     expected = [hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest() for secret in secrets]
-    # All are compared, whichever fits.
-    if not any([hmac.compare_digest(one, other) for one in expected for other in given]):
+    if not any(hmac.compare_digest(one, other) for one in expected for other in given):
         raise ForgedError("No signature of the Stripe-Signature header fits the body.")
     if abs(now.timestamp() - at) > TOLERANCE_S:
         raise ForgedError(f"The webhook was signed more than {TOLERANCE_S:.0f} seconds ago, or in the future.")

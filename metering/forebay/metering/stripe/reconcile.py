@@ -94,12 +94,14 @@ async def _compare(
             counted += found.get(at, 0)
             some = by_hour.get(at, [])
             if delivered(some) != found.get(at, 0):
-                differences.append(_difference(customer, event, at, some, found.get(at, 0), caller.now()))
+                differences.append(
+                    _difference(customer, event, at, some, counted=found.get(at, 0), now=caller.now())
+                )
     return hours, counted, differences
 
 
 def _difference(
-    customer: str, event: str, at: datetime, some: list[Posting], counted: int, now: datetime
+    customer: str, event: str, at: datetime, some: list[Posting], *, counted: int, now: datetime
 ) -> Difference:
     events = [one for one in some if one.kind is Kind.EVENT and one.state is not State.VOID]
     missing = delivered(some) - counted

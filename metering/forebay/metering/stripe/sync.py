@@ -125,8 +125,8 @@ class Syncer:
         for one in unsettled:
             if one.state is State.CANCELLING and _usable(meters, one.key.event_name):
                 await self._cancel(done, one, meters)
-        credits = [one for one in ready if one.kind is Kind.CREDIT_NOTE]
-        done.credited += await self._crediting.settle(credits, meters)
+        less = [one for one in ready if one.kind is Kind.CREDIT_NOTE]
+        done.credited += await self._crediting.settle(less, meters)
 
     async def _still_missing(
         self, done: Pass, postings: Sequence[Posting], meters: dict[str, Meter]

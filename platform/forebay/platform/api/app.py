@@ -15,6 +15,7 @@ from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
 from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
+from forebay.platform.api.stripe import stripe_webhook
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
@@ -37,6 +38,7 @@ def create_app(service: Service) -> Litestar:
         UsageController,
         *ADMIN_CONTROLLERS,
         *LIMIT_CONTROLLERS,
+        stripe_webhook,
     ]
     return Litestar(
         [*inference, *controllers, snapshot_route(service)],

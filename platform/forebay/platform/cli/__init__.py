@@ -20,6 +20,7 @@ _COMMANDS = {
     "limits": "Limit what tenants, projects and keys may use.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
+    "stripe": "Tell Stripe what was used, and see whether it knows it right.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
 _MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy"}
