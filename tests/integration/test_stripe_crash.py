@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -115,10 +116,8 @@ async def test_whenever_it_dies(database: str, work: Callable[[Told, str], Any],
                 await told.mappings.map_customer(tenant, customer, told.now)
                 expected = await work(told, tenant)
                 life = Life(steps)
-                try:
+                with suppress(DiedError):
                     await mortal(told, life).run()
-                except DiedError:
-                    pass
                 double.advance(later.total_seconds())
                 done = await told.sync()
                 notes = double.invoicing.credit_notes.values()
@@ -137,7 +136,7 @@ async def test_weeks_of_usage_with_faults_of_every_kind(database: str, seed: int
     chance = random.Random(seed)
     with serving(stocked()) as double:
         double.rate = 1000
-        double.metering.stream_duplicates = chance.choice(["refused", "others taken", "ignored"])  # type: ignore[assignment]
+        double.metering.stream_duplicates = chance.choice(["refused", "others taken", "ignored"])
         async with telling(database, double) as told:
             await told.map()
             used: dict[tuple[str, datetime], int] = {}
@@ -172,7 +171,5 @@ async def test_weeks_of_usage_with_faults_of_every_kind(database: str, seed: int
 
 
 async def mortal_run(told: Told, steps: int) -> None:
-    try:
+    with suppress(DiedError):
         await mortal(told, Life(steps)).run()
-    except DiedError:
-        pass

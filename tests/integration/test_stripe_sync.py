@@ -51,12 +51,12 @@ async def test_a_tenant_without_a_customer_is_held_until_it_has_one(told: Told) 
     await told.map()
     await told.use(START, "ten_c", output=5)
     told.to(START + 2 * HOUR)
-    (held,) = (await told.sync()).held
-    assert (held.cell.key.tenant_id, held.hold.reason, held.hold.tokens) == ("ten_c", "no_customer", 5)
+    (held,) = (await told.sync()).unmapped
+    assert (held.missing, held.tenant_id, held.token_class, held.tokens) == ("customer", "ten_c", "output", 5)
     told.double._create_customer({"name": "C"})
     await told.mappings.map_customer("ten_c", "cus_3", told.now)
     done = await told.sync()
-    assert (done.accepted, done.held) == (1, [])
+    assert (done.accepted, done.unmapped) == (1, [])
     assert told.counted("output", "cus_3") == 5
 
 
@@ -66,8 +66,8 @@ async def test_a_model_without_a_meter_is_shown_until_it_has_one(told: Told) -> 
     await told.use(START, cache_write=3)
     told.to(START + 2 * HOUR)
     shown = (await told.sync()).unmapped
-    found = [(one.model, one.token_class, one.tokens) for one in shown]
-    assert found == [("big", "output", 5), ("smol", "cache_write", 3)]
+    found = [(one.missing, one.model, one.token_class, one.tokens) for one in shown]
+    assert found == [("meter", "big", "output", 5), ("meter", "smol", "cache_write", 3)]
     await told.mappings.map_meter("big", "output", "output", told.now)
     await told.mappings.map_meter("smol", "cache_write", "", told.now)  # not billed through Stripe
     done = await told.sync()
@@ -319,6 +319,19 @@ async def test_errors_that_no_report_names_are_found_by_reconciling(told: Told) 
     await told.sync()
     assert told.counted() == sum(range(3, 11))
     assert (await told.reconciled()).equal
+
+
+async def test_a_customer_that_stripe_has_lost_keeps_nobody_else_waiting(told: Told) -> None:
+    await told.map()
+    del told.double.customers["cus_1"]
+    for tenant in ("ten_a", "ten_b"):
+        await told.use(START, tenant, output=3)
+        await told.use(START + 28 * HOUR, tenant, output=4)
+    told.to(START + 30 * HOUR)
+    done = await told.sync()
+    assert told.counted("output", "cus_2") == 7
+    assert [(one.cell.customer_id, one.hold.reason) for one in done.held] == [("cus_1", "differs")]
+    assert {one.customer_id for one in (await told.reconciled()).differences} == {"cus_1"}
 
 
 async def test_two_at_a_time_tell_once(told: Told) -> None:

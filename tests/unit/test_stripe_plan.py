@@ -1,6 +1,7 @@
 """What Stripe is told next of one hour: whatever was told before, in the end it knows what the ledger has."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -16,8 +17,8 @@ RULES = Rules()
 NOW = AT + 2 * HOUR
 
 
-def cell(total: int, *postings: Posting, customer: str | None = "cus_1") -> Cell:
-    return Cell(KEY, customer, total, postings)
+def cell(total: int, *postings: Posting) -> Cell:
+    return Cell(KEY, "cus_1", total, postings)
 
 
 def posting(value: int, seq: int = 1, state: State = State.DELIVERED, sent: datetime = NOW) -> Posting:
@@ -109,7 +110,6 @@ def _done(told: list[Posting], decision: Post | Cancel, now: datetime, refuses: 
         assert one.identifier not in {other.identifier for other in told}
         return [*told, msgspec.structs.replace(one, state=State.DELIVERED)]
     assert now - one.safe_from < CANCEL_WINDOW
-    changed = (
-        msgspec.structs.replace(one, code="not_cancelled") if refuses else msgspec.structs.replace(one, state=State.VOID)
-    )
+    outcome: dict[str, Any] = {"code": "not_cancelled"} if refuses else {"state": State.VOID}
+    changed = msgspec.structs.replace(one, **outcome)
     return [changed if other.identifier == one.identifier else other for other in told]

@@ -40,7 +40,7 @@ class Billing(Struct, frozen=True):
                 done = await self.syncer.run(since)
                 number += not done.busy
             except ERRORS as error:
-                log.warning("Stripe is told nothing while Postgres is away: %s", type(error).__name__)
+                log.warning("Stripe is told nothing: Postgres does not answer as it should (%s)", type(error).__name__)
             await asyncio.sleep(self.settings.every)
 
 

@@ -2,7 +2,7 @@
 
 from forebay.metering.stripe.client import Api, RefusedError, StripeError, StripeMissingError
 from forebay.metering.stripe.journal import Journal
-from forebay.metering.stripe.mapping import CustomerMapping, MappingError, Mappings, MeterMapping, fit
+from forebay.metering.stripe.mapping import BEGINNING, CustomerMapping, MappingError, Mappings, MeterMapping, fit
 from forebay.metering.stripe.notices import ForgedError, Notice, opened
 from forebay.metering.stripe.plan import Rules
 from forebay.metering.stripe.reconcile import Difference, Reconciliation, Untold, reconcile
@@ -11,6 +11,7 @@ from forebay.metering.stripe.stream import Caller
 from forebay.metering.stripe.sync import NOTICES, Held, Pass, Syncer
 
 __all__ = [
+    "BEGINNING",
     "NOTICES",
     "TOKEN_CLASSES",
     "Api",

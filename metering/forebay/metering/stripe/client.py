@@ -217,7 +217,7 @@ class Api:
 def translated(error: Any) -> StripeError:
     """By status, and by what Stripe says of retrying."""
     status, headers = error.http_status, {name.lower(): value for name, value in (error.headers or {}).items()}
-    code = str(error.code or type(error).__name__)
+    code = str(error.code or ("unreachable" if status is None else type(error).__name__))
     if status in {401, 403}:
         return RejectedKeyError(code, status)
     if status is None or status in {409, 429} or status >= 500:

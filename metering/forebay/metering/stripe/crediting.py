@@ -6,6 +6,7 @@ its postings in its metadata: whoever comes after a crash reads there which are 
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from forebay.metering.stripe import metrics, plan
@@ -31,7 +32,8 @@ class Crediting:
         done = 0
         for (customer, event, _), some in groups.items():
             if event in meters:
-                done += await self._credit(customer, meters[event], some[:_IN_ONE])
+                with suppress(RefusedError):  # that Stripe does not know a customer any more concerns no other
+                    done += await self._credit(customer, meters[event], some[:_IN_ONE])
         return done
 
     async def _credit(self, customer: str, meter: Meter, some: Sequence[Posting]) -> int:

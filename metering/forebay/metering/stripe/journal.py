@@ -21,31 +21,35 @@ _USED = _SQL.joinpath("stripe_used.sql").read_text(encoding="utf-8")
 _POSTINGS = _SQL.joinpath("stripe_postings.sql").read_text(encoding="utf-8")
 _CHUNK = 1000
 
-# Cells that Stripe does not know right, or that have something unsettled. Of '' nothing is Stripe's business.
+# Cells that Stripe does not know right, or that are parked.
 _DIFFERENT = text(f"""
     WITH mapped AS ({_USED}), counted AS (
-        SELECT tenant_id, event_name, hour, customer_id, sum(tokens) AS tokens FROM mapped
-        WHERE event_name <> '' AND customer_id IS DISTINCT FROM ''
-        GROUP BY tenant_id, event_name, hour, customer_id
+        SELECT tenant_id, event_name, hour, max(customer_id) AS customer_id, sum(tokens) AS tokens FROM mapped
+        WHERE event_name <> '' AND customer_id <> ''
+        GROUP BY tenant_id, event_name, hour
     ), told AS (
         SELECT tenant_id, event_name, hour, coalesce(sum(value) FILTER (WHERE state <> 'void'), 0) AS tokens,
-            bool_or(state = 'rejected') AS parked
+            bool_or(state = 'rejected') AS parked, max(customer_id) AS customer_id
         FROM ({_POSTINGS} WHERE p.hour >= :since) AS one GROUP BY tenant_id, event_name, hour
     )
-    SELECT tenant_id, event_name, hour, c.customer_id, coalesce(c.tokens, 0) AS tokens
+    SELECT tenant_id, event_name, hour, coalesce(t.customer_id, c.customer_id) AS customer_id,
+        coalesce(c.tokens, 0) AS tokens
     FROM counted c FULL JOIN told t USING (tenant_id, event_name, hour)
     WHERE coalesce(c.tokens, 0) <> coalesce(t.tokens, 0) OR t.parked
-    ORDER BY hour, tenant_id, event_name
+    ORDER BY hour, tenant_id, event_name LIMIT :most
 """)  # noqa: S608 - no value is put into it
 _COUNTED = text(f"""
-    SELECT tenant_id, event_name, hour, max(customer_id) AS customer_id, sum(tokens) AS tokens
-    FROM ({_USED}) AS mapped WHERE event_name <> '' AND customer_id IS DISTINCT FROM '' AND hour < :until
+    SELECT tenant_id, event_name, hour, sum(tokens) AS tokens
+    FROM ({_USED}) AS mapped WHERE event_name <> '' AND customer_id <> '' AND hour < :until
     GROUP BY tenant_id, event_name, hour
 """)  # noqa: S608
 _UNMAPPED = text(f"""
-    SELECT tenant_id, model, tier, token_class, sum(tokens) AS tokens, min(hour) AS first_hour, max(hour) AS last_hour
-    FROM ({_USED}) AS mapped WHERE event_name IS NULL AND customer_id IS DISTINCT FROM ''
-    GROUP BY tenant_id, model, tier, token_class HAVING sum(tokens) <> 0 ORDER BY tenant_id, model, tier, token_class
+    SELECT CASE WHEN event_name IS NULL THEN 'meter' ELSE 'customer' END AS missing, tenant_id, model, tier,
+        token_class, sum(tokens) AS tokens, min(hour) AS first_hour, max(hour) AS last_hour
+    FROM ({_USED}) AS mapped
+    WHERE (event_name IS NULL AND customer_id IS DISTINCT FROM '') OR (customer_id IS NULL AND event_name <> '')
+    GROUP BY 1, tenant_id, model, tier, token_class HAVING sum(tokens) <> 0
+    ORDER BY 1, tenant_id, model, tier, token_class
 """)  # noqa: S608
 _OF_CELLS = text(f"""
     {_POSTINGS}
@@ -98,10 +102,10 @@ class Journal:
                     await connection.execute(text(f"SELECT pg_advisory_unlock({_LOCK})"))
                     await connection.commit()
 
-    async def different(self, since: datetime) -> list[Cell]:
-        """The cells from an hour on that Stripe does not know as the ledger does, or that are parked."""
+    async def different(self, since: datetime, most: int = 100_000) -> list[Cell]:
+        """The oldest cells from an hour on that Stripe does not know as the ledger does, or that are parked."""
         async with self._snapshot() as connection:
-            found = (await connection.execute(_DIFFERENT, {"since": since})).all()
+            found = (await connection.execute(_DIFFERENT, {"since": since, "most": most})).all()
             cells = {Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)): row for row in found}
             told = await _of_cells(connection, list(cells))
         return [
@@ -118,8 +122,8 @@ class Journal:
         async with self._engine.connect() as connection:
             rows = await connection.execute(_UNMAPPED, {"since": since})
             return [
-                Unmapped(row.tenant_id, row.model, row.tier, row.token_class, int(row.tokens), row.first_hour,
-                         row.last_hour) for row in rows
+                Unmapped(row.missing, row.tenant_id, row.model, row.tier, row.token_class, int(row.tokens),
+                         row.first_hour, row.last_hour) for row in rows
             ]  # fmt: skip
 
     async def unsettled(self, most: int = 10_000) -> list[Posting]:
@@ -146,16 +150,17 @@ class Journal:
 
     async def intend(self, postings: Sequence[Posting]) -> int:
         """Write down what will be sent; how many are new. A place in a cell that is taken stays as it is."""
+        rows = [
+            {"identifier": one.identifier, "tenant_id": one.key.tenant_id, "event_name": one.key.event_name,
+             "hour": one.key.hour, "seq": one.seq, "customer_id": one.customer_id, "kind": one.kind.value,
+             "value": one.value, "billed_at": one.billed_at, "created_at": one.safe_from}
+            for one in postings
+        ]  # fmt: skip
         added = 0
         async with self._engine.begin() as connection:
-            for one in postings:
-                row = {
-                    "identifier": one.identifier, "tenant_id": one.key.tenant_id, "event_name": one.key.event_name,
-                    "hour": one.key.hour, "seq": one.seq, "customer_id": one.customer_id, "kind": one.kind.value,
-                    "value": one.value, "billed_at": one.billed_at, "created_at": one.safe_from,
-                }  # fmt: skip
-                result = await connection.execute(upsert(stripe_postings).values(row).on_conflict_do_nothing())
-                added += result.rowcount
+            for start in range(0, len(rows), _CHUNK):
+                new = upsert(stripe_postings).values(rows[start : start + _CHUNK]).on_conflict_do_nothing()
+                added += (await connection.execute(new)).rowcount
         return added
 
     async def delivered(self, identifiers: Sequence[str], at: datetime, code: str, reference: str = "") -> None:

@@ -13,9 +13,9 @@ CANCEL_WINDOW = timedelta(hours=23)
 # Stripe takes events of the last 35 days.
 OLDEST = timedelta(days=35) - HOUR
 NOT_CANCELLED = "not_cancelled"  # the code of a posting that Stripe would not cancel
-# Why a cell is held: its tenant has no customer; Stripe's meter is gone or inactive; Stripe refused it; Stripe's sum is
-# another than ours; older than Stripe takes; less than was ever used.
-REASONS = ("no_customer", "no_meter", "rejected", "differs", "too_old", "below_zero")
+# Why a cell is held: Stripe's meter is gone or inactive; Stripe refused it; Stripe's sum is another than ours; older
+# than Stripe takes; less than was ever used.
+REASONS = ("meter_inactive", "rejected", "differs", "too_old", "below_zero")
 
 
 class Rules(Struct, frozen=True):
@@ -58,8 +58,6 @@ def decide(cell: Cell, now: datetime, rules: Rules) -> Decision:
         return None
     if now < cell.key.hour + HOUR + rules.lag:
         return None
-    if cell.customer_id is None:
-        return Hold("no_customer", difference)
     return _more(cell, difference, now, rules) if difference > 0 else _less(cell, difference, now, rules)
 
 
@@ -115,7 +113,6 @@ def _less(cell: Cell, difference: int, now: datetime, rules: Rules) -> Decision:
 def _post(cell: Cell, kind: Kind, value: int, at: datetime, now: datetime) -> Decision:
     if kind is Kind.EVENT and now - at > OLDEST:
         return Hold("too_old", value)
-    assert cell.customer_id is not None
     seq = 1 + max((one.seq for one in cell.postings), default=0)
     posting = Posting(
         identifier(cell.key, seq), cell.key, cell.customer_id, seq, kind, value, billed_at=at, safe_from=now

@@ -4,11 +4,13 @@ Stripe's error reports name samples only. This finds the others.
 """
 
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
 from forebay.metering.stripe import plan
+from forebay.metering.stripe.client import RefusedError
 from forebay.metering.stripe.journal import Journal
 from forebay.metering.stripe.records import Key, Kind, Meter, Posting, State, delivered
 from forebay.metering.stripe.stream import Caller
@@ -88,7 +90,8 @@ async def _compare(
     for (customer, event), by_hour in sorted(places.items()):
         found: dict[datetime, int] = {}
         if event in meters:
-            found = await caller.call(caller.api.summaries, meters[event].id, customer, since, until)
+            with suppress(RefusedError):  # of a customer that Stripe does not know any more it counts nothing
+                found = await caller.call(caller.api.summaries, meters[event].id, customer, since, until)
         for at in sorted(by_hour.keys() | {at for at, value in found.items() if value}):
             hours += 1
             counted += found.get(at, 0)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -63,10 +64,8 @@ class Posting(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """`customer_id` None: the tenant is mapped to no customer."""
-
     key: Key
-    customer_id: str | None
+    customer_id: str
     total: int
     postings: tuple[Posting, ...] = ()
 
@@ -76,8 +75,9 @@ class Cell(Struct, frozen=True):
 
 
 class Unmapped(Struct, frozen=True):
-    """Usage of a model that no meter counts."""
+    """Usage of a model that no meter counts, or else of a tenant that is no customer: `missing` says which."""
 
+    missing: Literal["meter", "customer"]
     tenant_id: str
     model: str
     tier: str

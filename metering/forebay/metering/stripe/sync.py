@@ -178,7 +178,7 @@ class Syncer:
         for cell in await self._journal.different(since):
             decision = plan.decide(cell, now, self._rules)
             if isinstance(decision, Post | Cancel) and not _usable(meters, cell.key.event_name):
-                decision = Hold("no_meter", cell.total - cell.told)
+                decision = Hold("meter_inactive", cell.total - cell.told)
             match decision:
                 case Hold():
                     done.held.append(Held(cell, decision))
@@ -206,11 +206,15 @@ class Syncer:
             known[place] = there == expected
         return known[place]
 
-    async def _sums(self, meter: Meter, customer: str, start: datetime, end: datetime) -> tuple[int, int]:
-        """What Stripe counted, and what it should have of postings that are known to be there."""
+    async def _sums(self, meter: Meter, customer: str, start: datetime, end: datetime) -> tuple[int | None, int]:
+        """What Stripe counted, and what it should have of postings that are known to be there. None: it does not know
+        the customer any more, which is no reason not to tell it of others."""
         start = plan.hour_of(start)
-        found = await self._caller.call(self._caller.api.summaries, meter.id, customer, start, end)
         told = await self._journal.billed(start, end, customer, meter.event_name)
+        try:
+            found = await self._caller.call(self._caller.api.summaries, meter.id, customer, start, end)
+        except RefusedError:
+            return None, delivered(told)
         return sum(found.values()), delivered(told)
 
     async def _delivered(self, done: Pass, identifiers: Sequence[str], how: str) -> None:
@@ -235,6 +239,7 @@ def _show(done: Pass) -> None:
     tokens = dict.fromkeys(plan.REASONS, 0)
     for one in done.held:
         tokens[one.hold.reason] += abs(one.hold.tokens)
-    tokens["unmapped"] = sum(abs(one.tokens) for one in done.unmapped)
+    for missing in ("meter", "customer"):
+        tokens[f"no_{missing}"] = sum(abs(one.tokens) for one in done.unmapped if one.missing == missing)
     for reason, number in tokens.items():
         metrics.held.labels(reason=reason).set(number)

@@ -4,6 +4,8 @@ All are append-only. A mapping holds from `effective_from` until the next of the
 not billed through Stripe.
 """
 
+from datetime import datetime
+
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, Text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -13,7 +15,7 @@ from forebay.metering.tables import metadata
 _TIME = sa.DateTime(timezone=True)
 
 
-def _when(name: str) -> Column[sa.DateTime]:
+def _when(name: str) -> Column[datetime]:
     return Column(name, _TIME, nullable=False, server_default=sa.func.now())
 
 

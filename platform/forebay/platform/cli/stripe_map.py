@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from forebay.metering.stripe import TOKEN_CLASSES, MappingError, fit
+from forebay.metering.stripe import BEGINNING, TOKEN_CLASSES, MappingError, fit
 from forebay.platform.cli import show
 from forebay.platform.cli.stripe_common import common, on_stripe
 from forebay.platform.cli.times import Moment
@@ -33,13 +33,13 @@ def stripe_map(ctx: click.Context, path: Path | None, *, as_json: bool) -> None:
         return show.as_json(found)
     for name, keys in (("tenants", ["tenant_id", "customer_id", "effective_from"]),
                        ("models", ["model", "tier", "token_class", "event_name", "effective_from"])):  # fmt: skip
-        rows = [[row[key] or ("any" if key == "tier" else "none") for key in keys] for row in found[name]]
-        click.echo(f"{name}: {len(rows)}")
-        if rows:
-            show.table([key.upper() for key in keys], rows)
+        click.echo(f"{name}: {len(found[name])}")
+        if found[name]:
+            _table(found[name], keys)
     return None
 
 
+_BEGINNING = msgspec.to_builtins(BEGINNING)
 _FROM = click.option("--from", "since", type=Moment(), help="An hour. Default: the beginning; of a change, the next.")
 
 
@@ -100,8 +100,14 @@ def _time(seconds: float | None) -> datetime | None:
 
 def _show_one(made: Any, as_json: bool) -> None:
     row = msgspec.to_builtins(made)
-    if as_json:
-        return show.as_json(row)
-    return show.table([key.upper() for key in row], [[value or "none" for value in row.values()]])
+    return show.as_json(row) if as_json else _table([row], list(row))
+
+
+def _table(rows: list[dict[str, Any]], keys: list[str]) -> None:
+    meant = {("tier", ""): "any", ("effective_from", _BEGINNING): "the beginning"}
+    show.table(
+        [key.upper() for key in keys],
+        [[meant.get((key, row[key]), row[key] or "none") for key in keys] for row in rows],
+    )
 
 

@@ -10,8 +10,7 @@ from forebay.platform.cli import show
 
 MOST_SHOWN = 50
 _REASONS = {
-    "no_customer": "the tenant is mapped to no customer: forebay stripe map tenant",
-    "no_meter": "Stripe has no active meter of this event name",
+    "meter_inactive": "Stripe has no active meter of this event name",
     "rejected": "Stripe refused it: mend the cause, then forebay stripe resolve",
     "differs": "Stripe's sum is another than what it was told: forebay stripe reconcile",
     "too_old": "Stripe takes events of the last 35 days",
@@ -21,7 +20,7 @@ _REASONS = {
 
 def plain(done: Pass) -> dict[str, Any]:
     held = [cell(one.cell.key, one.hold.tokens, reason=one.hold.reason, code=one.hold.code) for one in done.held]
-    return msgspec.to_builtins(msgspec.structs.replace(done, held=[])) | {"held": held}
+    return {**msgspec.to_builtins(done), "held": held}
 
 
 def show_held(done: Pass) -> None:
@@ -30,14 +29,17 @@ def show_held(done: Pass) -> None:
         reasons.setdefault(one.hold.reason, []).append(one)
     for reason, some in reasons.items():
         tokens = sum(one.hold.tokens for one in some)
-        click.echo(f"held: {tokens:,} tokens in {len(some)} hours: {reason} ({_REASONS[reason]})")
+        click.echo(f"held: {tokens:,} tokens, {len(some)} hours of a meter: {reason} ({_REASONS[reason]})")
         rows = [list(cell(one.cell.key, one.hold.tokens, code=one.hold.code).values()) for one in some[:MOST_SHOWN]]
         show.table(["TENANT", "METER", "HOUR", "TOKENS", "CODE"], rows)
     if done.unmapped:
-        click.echo("held: of models that no meter counts: forebay stripe map model")
+        click.echo("held: mapped to no meter (forebay stripe map model), or to no customer (forebay stripe map tenant)")
         show.table(
-            ["TENANT", "MODEL", "TIER", "CLASS", "TOKENS"],
-            [[one.tenant_id, one.model, one.tier, one.token_class, one.tokens] for one in done.unmapped[:MOST_SHOWN]],
+            ["MISSING", "TENANT", "MODEL", "TIER", "CLASS", "TOKENS"],
+            [
+                [one.missing, one.tenant_id, one.model, one.tier, one.token_class, one.tokens]
+                for one in done.unmapped[:MOST_SHOWN]
+            ],
         )
 
 
