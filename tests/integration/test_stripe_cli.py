@@ -71,8 +71,8 @@ def test_from_nothing_to_equal(run: Run, double: StripeDouble) -> None:
     assert "mapped to no meter (forebay stripe map model)" in shown.output
     assert run("map", "model", "smol", "output", "output").exit_code == 0
     assert run("map", "model", "smol", "input_uncached", "--none").exit_code == 0
-    shown = run("sync").output.splitlines()
-    assert ["customer", "ten_a", "smol", "default", "output", "1500"] in [line.split() for line in shown]
+    lines = [line.split() for line in run("sync").output.splitlines()]
+    assert ["customer", "ten_a", "smol", "default", "output", "1500"] in lines
     mapped = run("map", "tenant", "Acme", "cus_1", "--json")
     assert json.loads(mapped.output)["tenant_id"] == "ten_a"
     assert run("map", "tenant", "ten_b", "--none").exit_code == 0

@@ -130,6 +130,25 @@ async def test_whenever_it_dies(database: str, work: Callable[[Told, str], Any],
     assert steps > 5
 
 
+async def test_a_report_that_comes_before_the_outcome_is_known(database: str) -> None:
+    """It died after the request, and Stripe has said meanwhile that it could not count."""
+    with serving(stocked()) as double:
+        async with telling(database, double) as told:
+            await told.map()
+            double.customers["cus_1"]["deleted"] = True
+            await told.use(START, output=5)
+            told.to(START + 2 * HOUR)
+            with suppress(DiedError):
+                await mortal(told, Life(2)).run()
+            assert len(double.metering.events) == 1
+            (report,) = double.report()
+            assert await told.webhook(report)
+            double.customers["cus_1"]["deleted"] = False
+            done = await told.sync()
+            assert [one.hold.reason for one in done.held] == ["rejected"]
+            assert len(double.metering.events) == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_weeks_of_usage_with_faults_of_every_kind(database: str, seed: int) -> None:
     """Usage, late records and corrections at random, and a Stripe that limits, fails and loses answers."""

@@ -215,6 +215,41 @@ async def test_beyond_the_window_stripes_own_sums_decide(told: Told, how: str) -
     assert told.counted() == 3
 
 
+@pytest.mark.parametrize("how", ["lost", "dropped"])
+async def test_stripe_is_away_when_a_month_ends(told: Told, how: str) -> None:
+    """What comes with a time of a month whose invoice is final is billed to nobody."""
+    await told.map()
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    await told.use(december - 2 * HOUR, output=3)
+    told.to(december - timedelta(minutes=30))
+    told.double.fail("/v2/billing/meter_event_stream", how)
+    told.double.fail("/v2/billing/meter_event_stream", "dropped", 5)
+    assert (await told.sync()).error
+    told.to(december + 5 * HOUR)
+    await told.sync()
+    assert told.counted() == 3
+    months = {datetime.fromtimestamp(one.timestamp, UTC).month for one in told.double.metering.events}
+    assert months == ({11} if how == "lost" else {12})
+    assert (await told.reconciled()).equal
+
+
+async def test_an_event_that_was_to_be_cancelled_when_the_month_ended_is_credited(told: Told) -> None:
+    await told.map()
+    november, december = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
+    await told.use(december - 3 * HOUR, output=900)
+    told.to(december - HOUR)
+    await told.sync()
+    await told.use(december - 3 * HOUR, output=-400)
+    told.double.fail("/v1/billing/meter_event_adjustments", "dropped", 6)
+    assert (await told.sync()).error
+    told.to(december + 2 * HOUR)
+    told.double.invoicing.bill("cus_1", int(november.timestamp()), int(december.timestamp()))
+    await told.sync()
+    assert told.double.invoicing.credited("il_1_2") == 400
+    assert told.counted() == 900
+    assert (await told.reconciled()).equal
+
+
 async def test_a_ledger_that_forgot_what_it_told_tells_nothing_blindly(told: Told) -> None:
     """Restored from an older backup."""
     await told.map()

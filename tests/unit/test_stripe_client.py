@@ -104,6 +104,17 @@ def test_stripe_away(double: StripeDouble, api: Api, how: str, status: int | Non
     assert told.value.after == (1.0 if status else None)
 
 
+def test_too_many_requests_in_a_second(double: StripeDouble, api: Api) -> None:
+    double.rate = 3
+    for _ in range(3):
+        api.meters()
+    with pytest.raises(AwayError) as told:
+        api.meters()
+    assert told.value.status == 429
+    double.advance(1.0)
+    api.meters()
+
+
 def test_another_key_is_refused_and_not_told(double: StripeDouble) -> None:
     api = Api("sk_test_other_secret", api_base=double.url)
     with pytest.raises(RejectedKeyError) as told:

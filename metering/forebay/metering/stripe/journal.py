@@ -5,81 +5,18 @@ what a process that died was about to do is read from them.
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from importlib.resources import files
 from typing import Any
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from forebay.metering.stripe import queries
 from forebay.metering.stripe.records import CHECKED, Cell, Key, Kind, Posting, State, Unmapped
 from forebay.metering.stripe.tables import stripe_notices, stripe_postings, stripe_reports, stripe_steps
 
 _LOCK = 0x666F726562617902  # "forebay", 2: any number that nobody else in the database uses
-_SQL = files("forebay.metering").joinpath("sql")
-_USED = _SQL.joinpath("stripe_used.sql").read_text(encoding="utf-8")
-_POSTINGS = _SQL.joinpath("stripe_postings.sql").read_text(encoding="utf-8")
 _CHUNK = 1000
-
-# Cells that Stripe does not know right, or that are parked.
-_DIFFERENT = text(f"""
-    WITH mapped AS ({_USED}), counted AS (
-        SELECT tenant_id, event_name, hour, max(customer_id) AS customer_id, sum(tokens) AS tokens FROM mapped
-        WHERE event_name <> '' AND customer_id <> ''
-        GROUP BY tenant_id, event_name, hour
-    ), told AS (
-        SELECT tenant_id, event_name, hour, coalesce(sum(value) FILTER (WHERE state <> 'void'), 0) AS tokens,
-            bool_or(state = 'rejected') AS parked, max(customer_id) AS customer_id
-        FROM ({_POSTINGS} WHERE p.hour >= :since) AS one GROUP BY tenant_id, event_name, hour
-    )
-    SELECT tenant_id, event_name, hour, coalesce(t.customer_id, c.customer_id) AS customer_id,
-        coalesce(c.tokens, 0) AS tokens
-    FROM counted c FULL JOIN told t USING (tenant_id, event_name, hour)
-    WHERE coalesce(c.tokens, 0) <> coalesce(t.tokens, 0) OR t.parked
-    ORDER BY hour, tenant_id, event_name LIMIT :most
-""")  # noqa: S608 - no value is put into it
-_COUNTED = text(f"""
-    SELECT tenant_id, event_name, hour, sum(tokens) AS tokens
-    FROM ({_USED}) AS mapped WHERE event_name <> '' AND customer_id <> '' AND hour < :until
-    GROUP BY tenant_id, event_name, hour
-""")  # noqa: S608
-_UNMAPPED = text(f"""
-    SELECT CASE WHEN event_name IS NULL THEN 'meter' ELSE 'customer' END AS missing, tenant_id, model, tier,
-        token_class, sum(tokens) AS tokens, min(hour) AS first_hour, max(hour) AS last_hour
-    FROM ({_USED}) AS mapped
-    WHERE (event_name IS NULL AND customer_id IS DISTINCT FROM '') OR (customer_id IS NULL AND event_name <> '')
-    GROUP BY 1, tenant_id, model, tier, token_class HAVING sum(tokens) <> 0
-    ORDER BY 1, tenant_id, model, tier, token_class
-""")  # noqa: S608
-_OF_CELLS = text(f"""
-    {_POSTINGS}
-    JOIN unnest(CAST(:tenants AS text[]), CAST(:events AS text[]), CAST(:hours AS timestamptz[]))
-        AS k (tenant_id, event_name, hour) USING (tenant_id, event_name, hour)
-    ORDER BY p.hour, p.tenant_id, p.event_name, p.seq
-""")
-_UNSETTLED = text(f"""
-    SELECT * FROM ({_POSTINGS}) AS one WHERE state IN ('intended', 'cancelling') ORDER BY created_at, identifier
-    LIMIT :most
-""")  # noqa: S608
-_REJECTED = text(f"""
-    SELECT * FROM ({_POSTINGS}) AS one WHERE state = 'rejected' ORDER BY hour, identifier
-""")  # noqa: S608
-_BILLED = text(f"""
-    {_POSTINGS} WHERE p.customer_id = :customer AND p.event_name = :event
-        AND p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
-""")
-_OF_HOURS = text(f"{_POSTINGS} WHERE p.hour >= :start AND p.hour < :until")
-_BILLED_ALL = text(f"""
-    {_POSTINGS} WHERE p.billed_at >= :start AND p.billed_at < :until ORDER BY p.billed_at, p.identifier
-""")
-_ONE = text(f"{_POSTINGS} WHERE p.identifier = ANY(:identifiers)")
-# What was reported meanwhile stays: a delivery is told only of what is still on its way.
-_DELIVERED = text("""
-    INSERT INTO stripe_steps (identifier, step, at, code, reference)
-    SELECT i, 'delivered', :at, :code, :reference FROM unnest(CAST(:identifiers AS text[])) AS i
-    WHERE coalesce((SELECT s.step FROM stripe_steps s WHERE s.identifier = i AND s.step <> 'checked'
-                    ORDER BY s.id DESC LIMIT 1), 'intended') IN ('intended', 'cancelling')
-""")
 
 
 class Journal:
@@ -105,7 +42,7 @@ class Journal:
     async def different(self, since: datetime, most: int = 100_000) -> list[Cell]:
         """The oldest cells from an hour on that Stripe does not know as the ledger does, or that are parked."""
         async with self._snapshot() as connection:
-            found = (await connection.execute(_DIFFERENT, {"since": since, "most": most})).all()
+            found = (await connection.execute(queries.DIFFERENT, {"since": since, "most": most})).all()
             cells = {Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)): row for row in found}
             told = await _of_cells(connection, list(cells))
         return [
@@ -115,12 +52,12 @@ class Journal:
     async def cells(self, since: datetime, until: datetime) -> dict[Key, int]:
         """The ledger's tokens by cell."""
         async with self._engine.connect() as connection:
-            rows = await connection.execute(_COUNTED, {"since": since, "until": until})
+            rows = await connection.execute(queries.COUNTED, {"since": since, "until": until})
             return {Key(row.tenant_id, row.event_name, row.hour.astimezone(UTC)): int(row.tokens) for row in rows}
 
     async def unmapped(self, since: datetime) -> list[Unmapped]:
         async with self._engine.connect() as connection:
-            rows = await connection.execute(_UNMAPPED, {"since": since})
+            rows = await connection.execute(queries.UNMAPPED, {"since": since})
             return [
                 Unmapped(row.missing, row.tenant_id, row.model, row.tier, row.token_class, int(row.tokens),
                          row.first_hour, row.last_hour) for row in rows
@@ -128,25 +65,25 @@ class Journal:
 
     async def unsettled(self, most: int = 10_000) -> list[Posting]:
         """Of which it is not known whether Stripe has them, or has taken them back; oldest first."""
-        return await self._postings(_UNSETTLED, most=most)
+        return await self._postings(queries.UNSETTLED, most=most)
 
     async def rejected(self) -> list[Posting]:
-        return await self._postings(_REJECTED)
+        return await self._postings(queries.REJECTED)
 
     async def named(self, identifiers: Iterable[str]) -> list[Posting]:
-        return await self._postings(_ONE, identifiers=list(identifiers))
+        return await self._postings(queries.ONE, identifiers=list(identifiers))
 
     async def billed(
         self, start: datetime, until: datetime, customer: str | None = None, event: str | None = None
     ) -> list[Posting]:
         """What Stripe was told to have happened from `start` to `until`, of everybody or of one customer's meter."""
         if customer is None or event is None:
-            return await self._postings(_BILLED_ALL, start=start, until=until)
-        return await self._postings(_BILLED, start=start, until=until, customer=customer, event=event)
+            return await self._postings(queries.BILLED_ALL, start=start, until=until)
+        return await self._postings(queries.BILLED, start=start, until=until, customer=customer, event=event)
 
     async def of_hours(self, start: datetime, until: datetime) -> list[Posting]:
         """What Stripe was told of usage in these hours of charge."""
-        return await self._postings(_OF_HOURS, start=start, until=until)
+        return await self._postings(queries.OF_HOURS, start=start, until=until)
 
     async def intend(self, postings: Sequence[Posting]) -> int:
         """Write down what will be sent; how many are new. A place in a cell that is taken stays as it is."""
@@ -167,7 +104,7 @@ class Journal:
         """`code`: how it is known (accepted, duplicate, summary)."""
         given = {"identifiers": list(identifiers), "at": at, "code": code, "reference": reference}
         async with self._engine.begin() as connection:
-            await connection.execute(_DELIVERED, given)
+            await connection.execute(queries.DELIVERED, given)
 
     async def step(self, identifiers: Iterable[str], step: State, at: datetime, code: str = "") -> None:
         await self._steps(identifiers, step.value, at, code)
@@ -199,7 +136,7 @@ class Journal:
         async with self._engine.begin() as connection:
             named = 0
             for code, _, names in errors:
-                rows = (await connection.execute(_ONE, {"identifiers": list(names)})).all()
+                rows = (await connection.execute(queries.ONE, {"identifiers": list(names)})).all()
                 hit = [row.identifier for row in rows if row.state not in {State.VOID, State.REJECTED}]
                 if hit:
                     await connection.execute(insert(stripe_steps), _rows(hit, State.REJECTED.value, at, code))
@@ -241,7 +178,7 @@ async def _of_cells(connection: AsyncConnection, keys: Sequence[Key]) -> dict[Ke
             "tenants": [key.tenant_id for key in chunk], "events": [key.event_name for key in chunk],
             "hours": [key.hour for key in chunk],
         }  # fmt: skip
-        for row in await connection.execute(_OF_CELLS, given):
+        for row in await connection.execute(queries.OF_CELLS, given):
             posting = _posting(row)
             told.setdefault(posting.key, []).append(posting)
     return told

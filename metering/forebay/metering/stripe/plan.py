@@ -1,5 +1,6 @@
 """What Stripe is told next of one cell. Pure: cells, rules and the time in, decisions out."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ DEDUPE_WINDOW = timedelta(hours=23)
 CANCEL_WINDOW = timedelta(hours=23)
 # Stripe takes events of the last 35 days.
 OLDEST = timedelta(days=35) - HOUR
+SETTLES = timedelta(hours=1)  # Stripe adds up with a delay; a sum that differs sooner says nothing
 NOT_CANCELLED = "not_cancelled"  # the code of a posting that Stripe would not cancel
 # Why a cell is held: Stripe's meter is gone or inactive; Stripe refused it; Stripe's sum is another than ours; older
 # than Stripe takes; less than was ever used.
@@ -79,9 +81,23 @@ def next_month(at: datetime) -> datetime:
     return month_of(month_of(at) + timedelta(days=32))
 
 
-def repeatable(posting: Posting, now: datetime) -> bool:
-    """Whether sending it again is harmless by Stripe's promise alone."""
-    return now - posting.safe_from < DEDUPE_WINDOW
+Place = tuple[str, str, datetime]  # a customer's meter in one of Stripe's hours
+
+
+def sorted_out(
+    postings: Iterable[Posting], now: datetime, rules: Rules
+) -> tuple[list[Posting], dict[Place, list[Posting]]]:
+    """Of postings that were written down and not heard of: those that can be sent, since by Stripe's promise a repeat
+    is harmless, and those of which its sums must be asked. The others wait until the sums can tell."""
+    ready: list[Posting] = []
+    asked: dict[Place, list[Posting]] = {}
+    for one in postings:
+        final, age = is_final(one.billed_at, now, rules), now - one.safe_from
+        if one.kind is Kind.CREDIT_NOTE or (not final and age < DEDUPE_WINDOW):
+            ready.append(one)
+        elif not final or age >= SETTLES:
+            asked.setdefault((one.customer_id, one.key.event_name, hour_of(one.billed_at)), []).append(one)
+    return ready, asked
 
 
 def _more(cell: Cell, difference: int, now: datetime, rules: Rules) -> Decision:

@@ -15,7 +15,6 @@ from forebay.metering.stripe.journal import Journal
 from forebay.metering.stripe.records import Key, Kind, Meter, Posting, State, delivered
 from forebay.metering.stripe.stream import Caller
 
-SETTLES = timedelta(hours=1)
 HOUR = plan.HOUR
 
 
@@ -113,5 +112,5 @@ def _difference(
         tuple(one.identifier for one in events),
         tuple(one.identifier for one in events if one.value == missing and one.state is State.DELIVERED)
         + tuple(one.identifier for one in events if one.value == -missing and one.state is not State.DELIVERED),
-        any(one.changed_at is not None and now - one.changed_at < SETTLES for one in events),
+        any(one.changed_at is not None and now - one.changed_at < plan.SETTLES for one in events),
     )  # fmt: skip

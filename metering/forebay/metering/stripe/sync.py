@@ -6,7 +6,7 @@ finds out about those between. Within the dedupe window it sends them again, bey
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from msgspec import Struct, field
 
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 ERROR_REPORT = "v1.billing.meter.error_report_triggered"
 NO_METER = "v1.billing.meter.no_meter_found"
 NOTICES = frozenset({ERROR_REPORT, NO_METER})  # types of events that are kept and read
-SETTLES = timedelta(hours=1)  # Stripe adds up with a delay; a sum that differs sooner says nothing
 _ROUNDS = 20  # an event that is cancelled is replaced in the next round
 _MOST = 10_000  # of a round
 
@@ -131,32 +130,30 @@ class Syncer:
     async def _still_missing(
         self, done: Pass, postings: Sequence[Posting], meters: dict[str, Meter]
     ) -> list[Posting]:
-        """Those that may be sent: by Stripe's promise, or because its sums say that they are not there."""
+        """Those that may be sent: by Stripe's promise, or because its sums say that they are not there. What is not
+        there and whose invoice is final by now would never be billed: it is given up, and told anew."""
         now = self._caller.now()
-        ready = [one for one in postings if one.kind is Kind.CREDIT_NOTE or plan.repeatable(one, now)]
-        known = {one.identifier for one in ready}
-        by_place: dict[tuple[str, str, datetime], list[Posting]] = {}
-        for one in postings:
-            if one.identifier not in known and _usable(meters, one.key.event_name):
-                place = (one.customer_id, one.key.event_name, plan.hour_of(one.billed_at))
-                by_place.setdefault(place, []).append(one)
-        for (customer, event, at), some in by_place.items():
+        ready, asked = plan.sorted_out(postings, now, self._rules)
+        for (customer, event, at), some in asked.items():
+            if not _usable(meters, event):
+                continue
             there, expected = await self._sums(meters[event], customer, at, at + HOUR)
             names = [one.identifier for one in some]
-            if there == expected:
+            if there == expected + sum(one.value for one in some):
+                await self._delivered(done, names, "summary")
+            elif there == expected and plan.is_final(at, now, self._rules):
+                await self._journal.step(names, State.VOID, now, "too_late")
+            elif there == expected:
                 await self._journal.checked(names, now)
                 ready += some
-            elif there == expected + sum(one.value for one in some):
-                await self._delivered(done, names, "summary")
         return ready
 
     async def _cancel(self, done: Pass, posting: Posting, meters: dict[str, Meter]) -> None:
+        """On an invoice that is final it would change nothing. Where it was refused it may be too late, or done before
+        a crash, or the event is still on its way inside Stripe: its sums tell, in time."""
         now = self._caller.now()
-        try:
-            await self._caller.call(self._caller.api.cancel, posting.key.event_name, posting.identifier)
-        except RefusedError:
-            # Too late, or done before a crash, or the event is still on its way inside Stripe: its sums tell, in time.
-            if posting.changed_at is None or now - posting.changed_at < SETTLES:
+        if plan.is_final(posting.billed_at, now, self._rules) or not await self._was_cancelled(posting):
+            if posting.changed_at is None or now - posting.changed_at < plan.SETTLES:
                 return
             at = plan.hour_of(posting.billed_at)
             there, expected = await self._sums(meters[posting.key.event_name], posting.customer_id, at, at + HOUR)
@@ -168,6 +165,13 @@ class Syncer:
         await self._journal.step([posting.identifier], State.VOID, now, "cancelled")
         done.cancelled += 1
         metrics.postings.labels(outcome="cancelled").inc()
+
+    async def _was_cancelled(self, posting: Posting) -> bool:
+        try:
+            await self._caller.call(self._caller.api.cancel, posting.key.event_name, posting.identifier)
+        except RefusedError:
+            return False
+        return True
 
     async def _tell(self, done: Pass, since: datetime, meters: dict[str, Meter]) -> bool:
         """Write down what is to be told next. Whether there is anything."""
