@@ -139,7 +139,7 @@ async def test_a_report_that_comes_before_the_outcome_is_known(database: str) ->
             await told.use(START, output=5)
             told.to(START + 2 * HOUR)
             with suppress(DiedError):
-                await mortal(told, Life(2)).run()
+                await mortal(told, Life(3)).run()
             assert len(double.metering.events) == 1
             (report,) = double.report()
             assert await told.webhook(report)

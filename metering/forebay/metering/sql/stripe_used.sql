@@ -13,7 +13,7 @@ WITH meters AS (
         ('input_uncached', h.billable_input_uncached), ('cache_read', h.billable_cache_read),
         ('cache_write', h.billable_cache_write), ('output', h.billable_output)
     ) AS v (token_class, tokens)
-    WHERE h.charge_hour >= :since AND h.period >= CAST(date_trunc('month', CAST(:since AS timestamptz) AT TIME ZONE 'UTC') AS date)
+    WHERE v.tokens <> 0 AND h.charge_hour >= :since AND h.period >= CAST(date_trunc('month', CAST(:since AS timestamptz) AT TIME ZONE 'UTC') AS date)
     GROUP BY h.tenant_id, h.model, h.tier_used, h.charge_hour, v.token_class
 )
 SELECT

@@ -2,18 +2,24 @@
 what a process that died was about to do is read from them.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import insert, select, text
+from sqlalchemy import delete, insert, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from forebay.metering.stripe import queries
 from forebay.metering.stripe.records import CHECKED, Cell, Key, Kind, Posting, State, Unmapped
-from forebay.metering.stripe.tables import stripe_notices, stripe_postings, stripe_reports, stripe_steps
+from forebay.metering.stripe.tables import (
+    stripe_notices,
+    stripe_open,
+    stripe_postings,
+    stripe_reports,
+    stripe_steps,
+)
 
 _LOCK = 0x666F726562617902  # "forebay", 2: any number that nobody else in the database uses
 _CHUNK = 1000
@@ -97,21 +103,34 @@ class Journal:
         async with self._engine.begin() as connection:
             for start in range(0, len(rows), _CHUNK):
                 new = upsert(stripe_postings).values(rows[start : start + _CHUNK]).on_conflict_do_nothing()
-                added += (await connection.execute(new)).rowcount
+                names = (await connection.execute(new.returning(stripe_postings.c.identifier))).scalars().all()
+                await _open(connection, names)
+                added += len(names)
         return added
 
     async def delivered(self, identifiers: Sequence[str], at: datetime, code: str, reference: str = "") -> None:
         """`code`: how it is known (accepted, duplicate, summary)."""
         given = {"identifiers": list(identifiers), "at": at, "code": code, "reference": reference}
         async with self._engine.begin() as connection:
-            await connection.execute(queries.DELIVERED, given)
+            names = (await connection.execute(queries.DELIVERED, given)).scalars().all()
+            await connection.execute(delete(stripe_open).where(stripe_open.c.identifier.in_(names)))
 
-    async def step(self, identifiers: Iterable[str], step: State, at: datetime, code: str = "") -> None:
-        await self._steps(identifiers, step.value, at, code)
+    async def step(self, identifiers: Collection[str], step: State, at: datetime, code: str = "") -> None:
+        """`State.VOID` is for ever."""
+        identifiers = list(identifiers)
+        if not identifiers:
+            return
+        async with self._engine.begin() as connection:
+            await connection.execute(insert(stripe_steps), _rows(identifiers, step.value, at, code))
+            if step in {State.DELIVERED, State.VOID}:
+                await connection.execute(delete(stripe_open).where(stripe_open.c.identifier.in_(identifiers)))
+            else:
+                await _open(connection, identifiers)
 
-    async def checked(self, identifiers: Iterable[str], at: datetime) -> None:
+    async def checked(self, identifiers: Collection[str], at: datetime) -> None:
         """Stripe's sums say that these are not there."""
-        await self._steps(identifiers, CHECKED, at, "")
+        async with self._engine.begin() as connection:
+            await connection.execute(insert(stripe_steps), _rows(identifiers, CHECKED, at, ""))
 
     async def notice(self, event_id: str, kind: str) -> bool:
         """Keep a webhook's event. False: it was there."""
@@ -140,6 +159,7 @@ class Journal:
                 hit = [row.identifier for row in rows if row.state not in {State.VOID, State.REJECTED}]
                 if hit:
                     await connection.execute(insert(stripe_steps), _rows(hit, State.REJECTED.value, at, code))
+                    await _open(connection, hit)
                 named += len(rows)
             row = {"event_id": event_id, "type": kind, "errors": sum(count for _, count, _ in errors), "named": named,
                    "details": details, "read_at": at}  # fmt: skip
@@ -151,12 +171,6 @@ class Journal:
         asked = select(stripe_reports).order_by(stripe_reports.c.read_at.desc()).limit(most)
         async with self._engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(asked)).mappings()]
-
-    async def _steps(self, identifiers: Iterable[str], step: str, at: datetime, code: str) -> None:
-        rows = _rows(identifiers, step, at, code)
-        if rows:
-            async with self._engine.begin() as connection:
-                await connection.execute(insert(stripe_steps), rows)
 
     async def _postings(self, statement: Any, **given: Any) -> list[Posting]:
         async with self._engine.connect() as connection:
@@ -182,6 +196,12 @@ async def _of_cells(connection: AsyncConnection, keys: Sequence[Key]) -> dict[Ke
             posting = _posting(row)
             told.setdefault(posting.key, []).append(posting)
     return told
+
+
+async def _open(connection: AsyncConnection, identifiers: Collection[str]) -> None:
+    if identifiers:
+        rows = [{"identifier": one} for one in identifiers]
+        await connection.execute(upsert(stripe_open).values(rows).on_conflict_do_nothing())
 
 
 def _rows(identifiers: Iterable[str], step: str, at: datetime, code: str) -> list[dict[str, Any]]:

@@ -8,21 +8,25 @@ _FILES = files("forebay.metering").joinpath("sql")
 USED = _FILES.joinpath("stripe_used.sql").read_text(encoding="utf-8")
 POSTINGS = _FILES.joinpath("stripe_postings.sql").read_text(encoding="utf-8")
 
-# Cells that Stripe does not know right, or that are parked.
+# Cells that Stripe does not know right, or that have something open.
 DIFFERENT = text(f"""
     WITH mapped AS ({USED}), counted AS (
         SELECT tenant_id, event_name, hour, max(customer_id) AS customer_id, sum(tokens) AS tokens FROM mapped
         WHERE event_name <> '' AND customer_id <> ''
         GROUP BY tenant_id, event_name, hour
     ), told AS (
-        SELECT tenant_id, event_name, hour, coalesce(sum(value) FILTER (WHERE state <> 'void'), 0) AS tokens,
-            bool_or(state = 'rejected') AS parked, max(customer_id) AS customer_id
-        FROM ({POSTINGS} WHERE p.hour >= :since) AS one GROUP BY tenant_id, event_name, hour
+        SELECT p.tenant_id, p.event_name, p.hour,
+            coalesce(sum(p.value) FILTER (WHERE v.identifier IS NULL), 0) AS tokens,
+            bool_or(o.identifier IS NOT NULL) AS open, max(p.customer_id) AS customer_id
+        FROM stripe_postings p
+        LEFT JOIN (SELECT identifier FROM stripe_steps WHERE step = 'void' GROUP BY identifier) v USING (identifier)
+        LEFT JOIN stripe_open o USING (identifier)
+        WHERE p.hour >= :since GROUP BY p.tenant_id, p.event_name, p.hour
     )
     SELECT tenant_id, event_name, hour, coalesce(t.customer_id, c.customer_id) AS customer_id,
         coalesce(c.tokens, 0) AS tokens
     FROM counted c FULL JOIN told t USING (tenant_id, event_name, hour)
-    WHERE coalesce(c.tokens, 0) <> coalesce(t.tokens, 0) OR t.parked
+    WHERE coalesce(c.tokens, 0) <> coalesce(t.tokens, 0) OR t.open
     ORDER BY hour, tenant_id, event_name LIMIT :most
 """)  # noqa: S608 - no value is put into it
 COUNTED = text(f"""
@@ -45,11 +49,12 @@ OF_CELLS = text(f"""
     ORDER BY p.hour, p.tenant_id, p.event_name, p.seq
 """)
 UNSETTLED = text(f"""
-    SELECT * FROM ({POSTINGS}) AS one WHERE state IN ('intended', 'cancelling') ORDER BY created_at, identifier
-    LIMIT :most
+    SELECT * FROM ({POSTINGS} JOIN stripe_open USING (identifier)) AS one WHERE state IN ('intended', 'cancelling')
+    ORDER BY created_at, identifier LIMIT :most
 """)  # noqa: S608
 REJECTED = text(f"""
-    SELECT * FROM ({POSTINGS}) AS one WHERE state = 'rejected' ORDER BY hour, identifier
+    SELECT * FROM ({POSTINGS} JOIN stripe_open USING (identifier)) AS one WHERE state = 'rejected'
+    ORDER BY hour, identifier
 """)  # noqa: S608
 BILLED = text(f"""
     {POSTINGS} WHERE p.customer_id = :customer AND p.event_name = :event
@@ -66,4 +71,5 @@ DELIVERED = text("""
     SELECT i, 'delivered', :at, :code, :reference FROM unnest(CAST(:identifiers AS text[])) AS i
     WHERE coalesce((SELECT s.step FROM stripe_steps s WHERE s.identifier = i AND s.step <> 'checked'
                     ORDER BY s.id DESC LIMIT 1), 'intended') IN ('intended', 'cancelling')
+    RETURNING identifier
 """)

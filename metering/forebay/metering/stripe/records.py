@@ -30,7 +30,7 @@ class State(StrEnum):
     DELIVERED = "delivered"  # Stripe took it, or said that it has it already
     REJECTED = "rejected"  # Stripe refused it, at once or later; its cell is parked until somebody decides
     CANCELLING = "cancelling"  # delivered, and to be taken back
-    VOID = "void"  # taken back, or given up: counts for nothing
+    VOID = "void"  # taken back, or given up: counts for nothing, for ever
 
 
 # A step that changes no state: Stripe's own sums said that the posting is not there.

@@ -1,7 +1,7 @@
 """What Stripe was told, and how tenants and models are mapped. The schema itself is in migration 0011.
 
-All are append-only. A mapping holds from `effective_from` until the next of the same; an empty one says that this is
-not billed through Stripe.
+All but `stripe_open` are append-only. A mapping holds from `effective_from` until the next of the same; an empty one says
+that this is not billed through Stripe.
 """
 
 from datetime import datetime
@@ -67,7 +67,12 @@ stripe_steps = sa.Table(
     Column("code", Text, nullable=False, server_default=""),
     Column("reference", Text, nullable=False, server_default=""),
     sa.Index("stripe_steps_identifier", "identifier", "id"),
+    sa.Index("stripe_steps_void", "identifier", postgresql_where=sa.text("step = 'void'")),
 )
+
+# Those that are not settled: intended, cancelling or rejected. It follows from the others, which need not be read from
+# their beginning then.
+stripe_open = sa.Table("stripe_open", metadata, Column("identifier", Text, primary_key=True))
 
 stripe_notices = sa.Table(
     "stripe_notices",

@@ -109,6 +109,8 @@ def stripe_resolve(identifier: str, path: Path | None, *, how: str, as_json: boo
         found = await its.journal.named([identifier])
         if not found:
             raise click.ClickException(f"there is no posting {identifier!r}; see forebay stripe status")
+        if found[0].state is State.VOID:
+            raise click.ClickException("it was given up already; what it told is told under a newer identifier")
         await its.journal.step([identifier], State.DELIVERED if how == "delivered" else State.VOID, now(), "resolved")
         return (await its.journal.named([identifier]))[0]
 

@@ -54,6 +54,8 @@ _STATEMENTS = (
     )
     """,
     "CREATE INDEX stripe_steps_identifier ON stripe_steps (identifier, id)",
+    "CREATE INDEX stripe_steps_void ON stripe_steps (identifier) WHERE step = 'void'",
+    "CREATE TABLE stripe_open (identifier text PRIMARY KEY)",  # what is not settled; follows from the others
     """
     CREATE TABLE stripe_notices (
         event_id text PRIMARY KEY,
