@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.metering.stripe import Caller, Journal, Rules, Syncer
+from forebay.metering.stripe.plan import hour_of
 from tests.integration.told import HOUR, START, Told, serving, stocked, telling
 
 MINUTES, DAYS = timedelta(minutes=10), timedelta(hours=60)
@@ -163,7 +164,7 @@ async def test_weeks_of_usage_with_faults_of_every_kind(database: str, seed: int
             for _ in range(40):
                 for _ in range(chance.randrange(6)):
                     tenant = chance.choice(["ten_a", "ten_b"])
-                    hour = told.now.replace(minute=0) - chance.randrange(60) * HOUR
+                    hour = hour_of(told.now) - chance.randrange(60) * HOUR
                     value = chance.randrange(-40, 100)
                     value = max(value, -used.get((tenant, hour), 0))
                     if hour >= START:

@@ -1,7 +1,7 @@
 """What Stripe was told, and how tenants and models are mapped. The schema itself is in migration 0011.
 
-All but `stripe_open` are append-only. A mapping holds from `effective_from` until the next of the same; an empty one says
-that this is not billed through Stripe.
+All but `stripe_open` are append-only. A mapping holds from `effective_from` until the next of the same; an empty one
+says that this is not billed through Stripe.
 """
 
 from datetime import datetime
