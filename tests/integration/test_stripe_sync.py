@@ -182,6 +182,29 @@ async def test_credits_below_a_cent_wait_for_more(told: Told) -> None:
     assert note["total"] == 1
 
 
+async def test_a_credit_that_waits_follows_its_hour(told: Told) -> None:
+    """It is not worth a cent; what comes then of the same hour is."""
+    await told.map()
+    november, december = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
+    await told.use(START, output=5_000)
+    told.to(START + 6 * HOUR)
+    await told.sync()
+    told.to(december + 2 * HOUR)
+    told.double.invoicing.bill("cus_1", int(november.timestamp()), int(december.timestamp()))
+    await told.use(START, output=-20)
+    assert (await told.sync()).credited == 0
+    await told.use(START, output=-400)
+    assert (await told.sync()).credited == 1
+    assert told.double.invoicing.credited("il_1_2") == 420
+    await told.use(START, output=-10)
+    assert (await told.sync()).credited == 0
+    await told.use(START, output=13)
+    assert (await told.sync()).accepted == 1
+    assert int(told.double.metering.events[-1].value) == 3
+    assert await told.journal.unsettled() == []
+    assert (await told.reconciled()).equal
+
+
 @pytest.mark.parametrize("duplicates", ["refused", "others taken", "ignored"])
 async def test_an_answer_that_is_lost_counts_nothing_twice(told: Told, duplicates: str) -> None:
     told.double.metering.stream_duplicates = duplicates  # type: ignore[assignment]

@@ -24,23 +24,25 @@ class Crediting:
         self._journal = journal
         self._caller = caller
 
-    async def settle(self, postings: Sequence[Posting], meters: dict[str, Meter]) -> int:
-        """How many were credited. The others wait: for the invoice to be final, or to be worth a cent."""
+    async def settle(self, postings: Sequence[Posting], meters: dict[str, Meter]) -> tuple[int, set[str]]:
+        """How many were credited, and which are known not to be: they wait for the invoice to be final, or to be worth
+        a cent."""
         groups: dict[tuple[str, str, datetime], list[Posting]] = {}
         for one in postings:
             groups.setdefault((one.customer_id, one.key.event_name, plan.month_of(one.billed_at)), []).append(one)
-        done = 0
+        done, waiting = 0, set[str]()
         for (customer, event, _), some in groups.items():
             if event in meters:
                 with suppress(RefusedError):  # that Stripe does not know a customer any more concerns no other
-                    done += await self._credit(customer, meters[event], some[:_IN_ONE])
-        return done
+                    credited, without = await self._credit(customer, meters[event], some[:_IN_ONE])
+                    done, waiting = done + credited, waiting | without
+        return done, waiting
 
-    async def _credit(self, customer: str, meter: Meter, some: Sequence[Posting]) -> int:
+    async def _credit(self, customer: str, meter: Meter, some: Sequence[Posting]) -> tuple[int, set[str]]:
         api = self._caller.api
         lines = await self._caller.call(api.final_lines, customer, meter.id, some[0].billed_at)
         if not lines:
-            return 0
+            return 0, {one.identifier for one in some}
         line: Line = max(lines, key=lambda one: one.quantity)
         names = {one.identifier: one for one in some}
         done = 0
@@ -48,7 +50,7 @@ class Crediting:
             there = [name for name in _named(metadata) if names.pop(name, None) is not None]
             done += await self._credited(there, note)
         if not names:
-            return done
+            return done, set()
         metadata = _metadata(sorted(names))
         key = f"credit-{hashlib.sha256('|'.join(sorted(names)).encode()).hexdigest()[:40]}"
         quantity = -sum(one.value for one in names.values())
@@ -57,8 +59,10 @@ class Crediting:
         except RefusedError as error:
             await self._journal.step(names, State.REJECTED, self._caller.now(), error.code)
             metrics.postings.labels(outcome="refused").inc(len(names))
-            return done
-        return done + (await self._credited(sorted(names), made) if made else 0)
+            return done, set()
+        if made is None:
+            return done, set(names)
+        return done + await self._credited(sorted(names), made), set()
 
     async def _credited(self, names: Sequence[str], note: str) -> int:
         if names:

@@ -39,6 +39,12 @@ class Cancel(Struct, frozen=True):
     posting: Posting
 
 
+class GiveUp(Struct, frozen=True):
+    """A credit note that waits, and is of another amount by now; only where it is known not to be made."""
+
+    posting: Posting
+
+
 class Hold(Struct, frozen=True):
     """Usage that Stripe is not told now. `tokens` is the difference that waits."""
 
@@ -47,7 +53,7 @@ class Hold(Struct, frozen=True):
     code: str = ""
 
 
-Decision = Post | Cancel | Hold | None
+Decision = Post | Cancel | GiveUp | Hold | None
 
 
 def decide(cell: Cell, now: datetime, rules: Rules) -> Decision:
@@ -56,8 +62,10 @@ def decide(cell: Cell, now: datetime, rules: Rules) -> Decision:
     parked = [one for one in cell.postings if one.state is State.REJECTED]
     if parked:
         return Hold("rejected", difference + sum(one.value for one in parked), parked[0].code)
-    if difference == 0 or any(one.state in {State.INTENDED, State.CANCELLING} for one in cell.postings):
+    if difference == 0:
         return None
+    if open_ := [one for one in cell.postings if one.state in {State.INTENDED, State.CANCELLING}]:
+        return GiveUp(open_[0]) if open_[0].kind is Kind.CREDIT_NOTE else None
     if now < cell.key.hour + HOUR + rules.lag:
         return None
     return _more(cell, difference, now, rules) if difference > 0 else _less(cell, difference, now, rules)

@@ -14,7 +14,7 @@ from forebay.metering.stripe import metrics, plan
 from forebay.metering.stripe.client import MeterEvent, RefusedError, StripeError
 from forebay.metering.stripe.crediting import Crediting
 from forebay.metering.stripe.journal import Journal
-from forebay.metering.stripe.plan import HOUR, Cancel, Hold, Post, Rules
+from forebay.metering.stripe.plan import HOUR, Cancel, GiveUp, Hold, Post, Rules
 from forebay.metering.stripe.records import Cell, Kind, Meter, Posting, State, Unmapped, delivered
 from forebay.metering.stripe.stream import Caller, Stream
 
@@ -61,6 +61,7 @@ class Syncer:
         self._crediting = Crediting(journal, caller)
         self._rules = rules
         self._since = since
+        self._waiting: set[str] = set()  # credits that are known not to be made
 
     async def run(self, since: datetime | None = None) -> Pass:
         """`since`: look at cells from then on alone."""
@@ -125,7 +126,8 @@ class Syncer:
             if one.state is State.CANCELLING and _usable(meters, one.key.event_name):
                 await self._cancel(done, one, meters)
         less = [one for one in ready if one.kind is Kind.CREDIT_NOTE]
-        done.credited += await self._crediting.settle(less, meters)
+        credited, self._waiting = await self._crediting.settle(less, meters)
+        done.credited += credited
 
     async def _still_missing(
         self, done: Pass, postings: Sequence[Posting], meters: dict[str, Meter]
@@ -178,6 +180,7 @@ class Syncer:
         now = self._caller.now()
         posts: list[Post] = []
         cancels: list[str] = []
+        given_up: list[str] = []
         agrees: dict[tuple[str, str], bool] = {}  # of a customer's meter, since its oldest cell here
         for cell in await self._journal.different(since):
             decision = plan.decide(cell, now, self._rules)
@@ -188,6 +191,8 @@ class Syncer:
                     done.held.append(Held(cell, decision))
                 case Cancel():
                     cancels.append(decision.posting.identifier)
+                case GiveUp() if decision.posting.identifier in self._waiting:
+                    given_up.append(decision.posting.identifier)
                 case Post() if decision.verify and not await self._agrees(decision.posting, now, meters, agrees):
                     done.held.append(Held(cell, Hold("differs", decision.posting.value)))
                 case Post():
@@ -195,8 +200,9 @@ class Syncer:
             if len(posts) + len(cancels) >= _MOST:
                 break
         await self._journal.step(cancels, State.CANCELLING, now)
+        await self._journal.step(given_up, State.VOID, now, "another amount")
         new = await self._journal.intend([one.posting for one in posts])
-        return bool(new or cancels)
+        return bool(new or cancels or given_up)
 
     async def _agrees(
         self, posting: Posting, now: datetime, meters: dict[str, Meter], known: dict[tuple[str, str], bool]
