@@ -15,7 +15,6 @@ from tests.integration.door import Door
 from tests.integration.hostile import at_rest, chat, request, unread
 
 TIERS = [{"name": "fast", "rank": 0, "ttft": 30, "tpot": 0.01}, {"name": "slow", "rank": 1}]
-TOKENS = 200
 HELD_S = 3.0  # for which the tenant does not read: far more than so many tokens may take
 SMALL = {"sendBuffer": 4096}
 
@@ -37,15 +36,18 @@ async def read_on(end: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("faults", [(), (Fault(kind="large_frame", size=4_000_000, after=3),)], ids=["few", "many"])
+LARGE = (Fault(kind="large_frame", size=4_000_000, after=3),)
+
+
+@pytest.mark.parametrize(("faults", "tokens"), [((), 200), (LARGE, 800)], ids=["few", "many"])
 async def test_a_tenant_that_reads_slowly_does_not_press_lower_tiers(
-    open_door: OpenDoor, faults: tuple[Fault, ...]
+    open_door: OpenDoor, faults: tuple[Fault, ...], tokens: int
 ) -> None:
     """Where so much is left that the engine has to wait, its times are not known at all."""
     settings = Settings(answer_tokens=None, token_seconds=0.002, faults=faults)
     async with EngineDouble(settings) as engine, open_door(engine, tiers=TIERS, server=SMALL) as door:
         before = await judged(door)
-        body = chat(stream=True, max_tokens=TOKENS, service_tier="fast")
+        body = chat(stream=True, max_tokens=tokens, service_tier="fast")
         async with unread(door, request(door, body)) as end:
             await eventually(lambda: engine.metrics.generation_tokens > 0)
             await asyncio.sleep(HELD_S)
