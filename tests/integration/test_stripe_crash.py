@@ -1,8 +1,9 @@
 """A process that tells Stripe dies at any point: nothing is lost, and nothing counts twice."""
 
+import asyncio
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -187,6 +188,35 @@ async def test_weeks_of_usage_with_faults_of_every_kind(database: str, seed: int
             for tenant, customer in (("ten_a", "cus_1"), ("ten_b", "cus_2")):
                 expected = sum(value for (whose, _), value in used.items() if whose == tenant)
                 assert told.counted("output", customer) == expected
+            assert (await told.reconciled()).equal
+
+
+class Careless(Journal):
+    """Of a process whose connection with the lock has gone, and that has not noticed."""
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[bool]:
+        yield True
+
+
+async def test_two_that_both_think_they_are_alone(database: str) -> None:
+    chance = random.Random(5)
+    with serving(stocked()) as double:
+        double.rate = 1000
+        async with telling(database, double) as told:
+            await told.map()
+            both = [told.new_syncer(Careless(told.engine)) for _ in range(2)]
+            used: dict[datetime, int] = {}
+            for n in range(12):
+                for hour in (START + n * 4 * HOUR, START + chance.randrange(n + 1) * 4 * HOUR):
+                    value = max(chance.randrange(-60, 100), -used.get(hour, 0))
+                    used[hour] = used.get(hour, 0) + value
+                    await told.use(hour, output=value)
+                told.to(START + (n * 4 + 2) * HOUR)
+                done = await asyncio.gather(*(one.run() for one in both))
+                assert [one.error for one in done] == ["", ""]
+            await told.sync()
+            assert told.counted() == sum(used.values())
             assert (await told.reconciled()).equal
 
 
