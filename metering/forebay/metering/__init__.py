@@ -1,6 +1,8 @@
 """What was used, by whom, and what it costs: usage records, their spool, the ledger, and prices."""
 
+from forebay.metering.books import BookError, Books, Closing, Correction, Difference, Period, named, period_of
 from forebay.metering.ledger import Ledger, PriceConflictError
+from forebay.metering.posting import Posting
 from forebay.metering.prices import Price, choose, rounded
 from forebay.metering.records import Attempt, Checkpoint, Quantities, Status, TerminatedBy, UsageRecord
 from forebay.metering.report import DIMENSIONS, Line, UsageQuery, total
@@ -12,9 +14,16 @@ from forebay.metering.usage import billable, is_measured, quantities
 __all__ = [
     "DIMENSIONS",
     "Attempt",
+    "BookError",
+    "Books",
     "Checkpoint",
+    "Closing",
+    "Correction",
+    "Difference",
     "Ledger",
     "Line",
+    "Period",
+    "Posting",
     "Price",
     "PriceConflictError",
     "Quantities",
@@ -28,6 +37,8 @@ __all__ = [
     "billable",
     "choose",
     "is_measured",
+    "named",
+    "period_of",
     "quantities",
     "rounded",
     "total",

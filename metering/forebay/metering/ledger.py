@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -12,12 +11,14 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from forebay.metering import report
+from forebay.metering.partitions import Partitions
+from forebay.metering.posting import Posting, post
 from forebay.metering.prices import Price
 from forebay.metering.records import UsageRecord
 from forebay.metering.report import Line, UsageQuery
+from forebay.metering.rows import moment, month, row
 from forebay.metering.tables import price_versions, usage_records
 
-_INSERT = text(files("forebay.metering").joinpath("sql/insert_usage.sql").read_text(encoding="utf-8"))
 # A server that confirms commits it has not written yet would lose records that have left the spool.
 _DURABLE = text("""
     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'
@@ -25,7 +26,7 @@ _DURABLE = text("""
 _CHUNK = 500
 _PRICE_FIELDS = ("effective_from", "currency", "input", "output", "cache_read", "cache_write")
 _SHOWN = [column for column in usage_records.c if column.name not in {"pool", "endpoint"}]
-_ORDER = (usage_records.c.ended_at, usage_records.c.request_id, usage_records.c.attempt)
+_ORDER = (usage_records.c.ended_at, usage_records.c.request_id, usage_records.c.attempt, usage_records.c.entry)
 
 
 class PriceConflictError(ValueError):
@@ -35,29 +36,28 @@ class PriceConflictError(ValueError):
 class Ledger:
     """All methods raise `sqlalchemy.exc.SQLAlchemyError` or `OSError` while the database is away."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, postings: Sequence[Posting] = ()) -> None:
+        """`postings`: what else is done with new rows, in the transaction that inserts them."""
         self._engine = engine
+        self._postings = postings
+        self._partitions = Partitions(engine)
 
     async def insert(self, records: Sequence[UsageRecord]) -> int:
         """Add records in one transaction; those already there are left alone. Durable when it returns how many were
-        new."""
-        added = 0
+        new. May raise `asyncpg.PostgresError` as well."""
+        await self._partitions.ensure({month(moment(one.attempt.started_at)) for one in records})
         async with self._engine.begin() as connection:
             await connection.execute(_DURABLE)
-            for start in range(0, len(records), _CHUNK):
-                chunk = msgspec.json.encode(records[start : start + _CHUNK]).decode()
-                result = await connection.execute(_INSERT, {"records": chunk})
-                added += result.rowcount
-        return added
+            return await post(connection, map(row, records), self._postings)
 
     async def register_prices(self, prices: Iterable[Price]) -> None:
         """Add the price versions that are new. Raises `PriceConflictError`, and adds none, if one exists with other
         contents: a new price is a new version."""
         async with self._engine.begin() as connection:
             for price in prices:
-                row = _price_row(price)
-                await connection.execute(upsert(price_versions).values(row).on_conflict_do_nothing())
-                await _refuse_change(connection, row)
+                values = _price_row(price)
+                await connection.execute(upsert(price_versions).values(values).on_conflict_do_nothing())
+                await _refuse_change(connection, values)
 
     async def prices(self) -> dict[tuple[str, str], Price]:
         """Every registered price by (model, version)."""
@@ -67,7 +67,7 @@ class Ledger:
     async def usage(self, query: UsageQuery) -> list[Line]:
         """The lines of a report, ordered by time, then group."""
         async with self._engine.connect() as connection:
-            rows = (await connection.execute(report.statement(usage_records, query))).all()
+            rows = (await connection.execute(report.statement(query))).all()
             return report.fold(query, rows, await _prices(connection))
 
     async def records_of(self, tenant_id: str) -> AsyncIterator[dict[str, Any]]:
@@ -79,11 +79,11 @@ class Ledger:
             batch = statement if after is None else statement.where(tuple_(*_ORDER) > tuple_(*after))
             async with self._engine.connect() as connection:
                 rows = (await connection.execute(batch)).all()
-            for row in rows:
-                yield dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+            for one in rows:
+                yield dict(one._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
             if len(rows) < _CHUNK:
                 return
-            after = (rows[-1].ended_at, rows[-1].request_id, rows[-1].attempt)
+            after = (rows[-1].ended_at, rows[-1].request_id, rows[-1].attempt, rows[-1].entry)
 
 
 async def _prices(connection: AsyncConnection) -> dict[tuple[str, str], Price]:

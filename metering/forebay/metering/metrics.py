@@ -23,3 +23,7 @@ ledger_reachable = Gauge("forebay_ledger_reachable", "1 if the last attempt to b
 oldest_seconds = Gauge(
     "forebay_ledger_backlog_age_seconds", "Seconds since the spool was last empty: a bound on the oldest record's age"
 )
+rollup_differs = Gauge(
+    "forebay_ledger_rollup_differs_rows", "Rows by which rollup and records differed when last verified"
+)
+corrections = Counter("forebay_ledger_corrections_total", "Usage records corrected")

@@ -47,7 +47,8 @@ class Attempt(Struct, frozen=True):
     """The open record: everything known about an attempt when it is dispatched.
 
     `started_at` is Unix time in seconds. `tier_used` differs from `tier_requested` after a downgrade.
-    `price_multiplier` is that of `tier_used` at dispatch; records from before there were tiers have none, which is 1.
+    `price_multiplier` is that of `tier_used` at dispatch. What has a default is missing in what older programs
+    have spooled.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Attempt(Struct, frozen=True):
     price_version: str
     started_at: float
     price_multiplier: Decimal = Decimal(1)
+    session: str = ""  # 32 hex digits, where the client named one
 
 
 class Checkpoint(Struct, frozen=True):

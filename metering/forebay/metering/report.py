@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 from msgspec import Struct, field
-from sqlalchemy import ColumnElement, Select, Table, and_, distinct, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Select, Table, and_, case, func, literal, select, union_all
 
 from forebay.metering.prices import Price, cost, rounded
 from forebay.metering.prices import total as exact_total
 from forebay.metering.records import Quantities
-from forebay.metering.tables import CLASSES
+from forebay.metering.tables import CLASSES, usage_hourly, usage_records
 from forebay.metering.usage import add
 
 # What a report can be grouped by, and the columns these are.
@@ -26,7 +26,9 @@ DIMENSIONS: Mapping[str, str] = {
     "model": "model",
     "tier": "tier_used",
     "api": "api",
+    "session": "session",
 }
+_HOUR = 3600
 
 
 class UsageQuery(Struct, frozen=True, kw_only=True):
@@ -50,7 +52,8 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
 class Line(Struct, kw_only=True):
     """One line of a report. `start` is the bucket's, Unix seconds, clipped to the query.
 
-    `requests` counts logical requests, however many attempts each took. `exact` holds the unrounded cost in each
+    `requests` counts logical requests, however many attempts each took, where the first of them belongs, so that lines
+    add up. `exact` holds the unrounded cost in each
     currency, `costs` the rounded one; `unpriced` counts billable tokens of records without a price.
     """
 
@@ -68,45 +71,30 @@ class Line(Struct, kw_only=True):
         return {currency: rounded(amount) for currency, amount in sorted(self.exact.items())}
 
 
-def statement(table: Table, query: UsageQuery) -> Select[Any]:
-    """Rows of (bucket, group…, model_, price_version_, multiplier_, requests, attempts, tokens by class, is_total).
-
-    Requests cannot be summed over price versions, so each line comes once as a total and once per model, price and
-    multiplier.
+def statement(query: UsageQuery) -> Select[Any]:
+    """Rows of (bucket, group…, model_, price_version_, multiplier_, requests, attempts, tokens by class): one for each
+    price of a line. Whole hours come from the rollup, where that knows what is asked; what it does not, from records.
     """
-    bucket = _bucket(table, query).label("bucket")
-    groups = [table.c[DIMENSIONS[name]].label(f"by_{name}") for name in query.group_by]
-    outer = [bucket, *groups]
-    inner = [table.c.model.label("model_"), table.c.price_version.label("price_version_"),
-             table.c.price_multiplier.label("multiplier_")]  # fmt: skip
-    tokens = [table.c[f"billable_{name}"].label(name) for name in CLASSES]
-    base = select(*outer, *inner, table.c.request_id, *tokens).where(_filter(table, query)).subquery()
-    keys = [base.c[column.name] for column in outer]
-    details = [base.c.model_, base.c.price_version_, base.c.multiplier_]
-    is_total = func.grouping(base.c.price_version_).label("is_total")
-    sums = [func.sum(base.c[name]).label(name) for name in CLASSES]
-    model = func.max(base.c.model_).label("model_")
-    return (
-        select(*keys, model, *details[1:], func.count(distinct(base.c.request_id)).label("requests"),
-               func.count().label("attempts"), *sums, is_total)
-        .group_by(func.grouping_sets(tuple_(*keys), tuple_(*keys, *details)))
-        .order_by(*keys)
-    )  # fmt: skip
+    parts = [_part(source, query, start, end) for source, start, end in _sources(query)]
+    rows = (union_all(*parts) if len(parts) > 1 else parts[0]).subquery()
+    keys = [rows.c[name] for name in ("bucket", *(f"by_{name}" for name in query.group_by))]
+    details = [rows.c[name] for name in ("model_", "price_version_", "multiplier_")]
+    measures = [func.sum(rows.c[name]).label(name) for name in ("requests", "attempts", *CLASSES)]
+    return select(*keys, *details, *measures).group_by(*keys, *details).order_by(*keys, *details)
 
 
 def fold(query: UsageQuery, rows: Iterable[Any], prices: Mapping[tuple[str, str], Price]) -> list[Line]:
-    """Put the two kinds of rows together into lines, in order, and price them."""
+    """Put the rows together into lines, in order, and price them."""
     lines: dict[tuple[Any, ...], Line] = {}
     for row in rows:
         group = {name: getattr(row, f"by_{name}") for name in query.group_by}
         start = max(float(row.bucket), query.start)
         found = lines.setdefault((row.bucket, *group.values()), Line(start=start, group=group))
         used = Quantities(*(int(getattr(row, name)) for name in CLASSES))
-        if row.is_total:
-            found.requests, found.attempts, found.used = row.requests, row.attempts, used
-        else:
-            price = prices.get((row.model_, row.price_version_))
-            _charge(found, row.model_, used, price, row.multiplier_)
+        found.requests += int(row.requests)
+        found.attempts += int(row.attempts)
+        found.used = add(found.used, used)
+        _charge(found, row.model_, used, prices.get((row.model_, row.price_version_)), row.multiplier_)
     return list(lines.values())
 
 
@@ -138,15 +126,44 @@ def _charge(found: Line, model: str, used: Quantities, price: Price | None, mult
         found.exact[currency] = exact_total((found.exact.get(currency, Decimal(0)), amount))
 
 
-def _bucket(table: Table, query: UsageQuery) -> ColumnElement[Any]:
+def _sources(query: UsageQuery) -> list[tuple[Table, float, float]]:
+    """Which table answers for which time."""
+    first, last = -(-query.start // _HOUR) * _HOUR, query.end // _HOUR * _HOUR
+    if "session" in query.group_by or (query.bucket or _HOUR) % _HOUR or first >= last:
+        return [(usage_records, query.start, query.end)]
+    edges = [(usage_records, query.start, first), (usage_records, last, query.end)]
+    return [(usage_hourly, first, last), *(edge for edge in edges if edge[1] < edge[2])]
+
+
+def _part(table: Table, query: UsageQuery, start: float, end: float) -> Select[Any]:
+    time = table.c.ended_at if table is usage_records else table.c.charge_hour
+    groups = [table.c[DIMENSIONS[name]].label(f"by_{name}") for name in query.group_by]
+    return select(
+        _bucket(time, query).label("bucket"),
+        *groups,
+        table.c.model.label("model_"),
+        table.c.price_version.label("price_version_"),
+        table.c.price_multiplier.label("multiplier_"),
+        *(_signed(table) if table is usage_records else (table.c.requests, table.c.attempts)),
+        *(table.c[f"billable_{name}"].label(name) for name in CLASSES),
+    ).where(_filter(table, time, query, start, end))
+
+
+def _signed(table: Table) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    sign = case((table.c.entry % 2 == 0, 1), else_=-1)
+    return case((table.c.attempt == 1, sign), else_=0).label("requests"), sign.label("attempts")
+
+
+def _bucket(time: ColumnElement[Any], query: UsageQuery) -> ColumnElement[Any]:
     if query.bucket is None:
         return literal(query.start)
-    seconds = func.extract("epoch", table.c.ended_at)
-    return func.floor(seconds / query.bucket) * query.bucket
+    return func.floor(func.extract("epoch", time) / query.bucket) * query.bucket
 
 
-def _filter(table: Table, query: UsageQuery) -> ColumnElement[bool]:
-    clauses = [table.c.ended_at >= _time(query.start), table.c.ended_at < _time(query.end)]
+def _filter(
+    table: Table, time: ColumnElement[Any], query: UsageQuery, start: float, end: float
+) -> ColumnElement[bool]:
+    clauses = [time >= _time(start), time < _time(end)]
     for column, values in (
         ("tenant_id", query.tenants),
         ("project_id", query.projects),

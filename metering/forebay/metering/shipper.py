@@ -9,6 +9,7 @@ import logging
 import time
 from contextlib import suppress
 
+import asyncpg
 from sqlalchemy.exc import DBAPIError
 
 from forebay.metering import metrics
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _FIRST_RETRY, _LAST_RETRY = 0.25, 5.0
+_ERRORS = (DBAPIError, asyncpg.PostgresError)  # COPY's come from the driver as they are
 _REFUSALS = ("22", "23")  # SQLSTATE classes: the data itself is at fault, and another try will not help
 
 
@@ -84,7 +86,7 @@ class Shipper:
             try:
                 await self._ledger.insert([record for _, record in rows])
                 taken = [number for number, _ in rows]
-            except DBAPIError as error:
+            except _ERRORS as error:
                 if not _refused(error):
                     raise
                 taken = await self._one_by_one(rows)
@@ -103,10 +105,10 @@ class Shipper:
             try:
                 await self._ledger.insert([record])
                 taken.append(number)
-            except DBAPIError as error:
+            except _ERRORS as error:
                 if not _refused(error):
                     raise
-                await self._spool.park(number, f"refused by the ledger: {type(error.orig).__name__}")
+                await self._spool.park(number, f"refused by the ledger: {_cause(error)}")
         return taken
 
     def _failed(self, error: BaseException) -> None:
@@ -118,5 +120,10 @@ class Shipper:
         metrics.ledger_reachable.set(0)
 
 
-def _refused(error: DBAPIError) -> bool:
-    return str(getattr(error.orig, "sqlstate", "") or "")[:2] in _REFUSALS
+def _refused(error: DBAPIError | asyncpg.PostgresError) -> bool:
+    state = getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlstate", None)
+    return str(state or "")[:2] in _REFUSALS
+
+
+def _cause(error: DBAPIError | asyncpg.PostgresError) -> str:
+    return type(error.orig if isinstance(error, DBAPIError) else error).__name__

@@ -127,4 +127,5 @@ class Call(Struct, frozen=True):
             price_version=self.price_version,
             started_at=now,
             price_multiplier=terms.multiplier,
+            session=self.session.key,
         )
