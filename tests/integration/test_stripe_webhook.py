@@ -1,6 +1,5 @@
 """Stripe's webhooks at a front door, which tells Stripe as well."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,13 @@ from tests.doubles.stripe.server import KEY, WEBHOOK_SECRET, StripeDouble, servi
 from tests.eventually import eventually
 from tests.integration.conftest import OpenDoor
 from tests.integration.door import Door
-from tests.integration.told import rollup, stocked
+from tests.integration.told import stocked
 
 BODY = b'{"id":"evt_1","object":"v2.core.event","type":"v1.billing.meter.error_report_triggered"}'
 
 
 @pytest.fixture
-def double(database: str) -> Iterator[StripeDouble]:
-    asyncio.run(rollup(database))
+def double() -> Iterator[StripeDouble]:
     double = stocked()
     double._frozen = None
     with serving(double):

@@ -17,15 +17,6 @@ START = datetime(2026, 11, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 _CLASSES = ("input_uncached", "cache_read", "cache_write", "output", "reasoning")
 
-_ROLLUP = """CREATE TABLE IF NOT EXISTS usage_hourly (
-period date, charge_hour timestamptz, tenant_id text,
-project_id text, key_id text, model text, api text, tier_used text, pool text, price_version text,
-price_multiplier numeric, requests bigint, attempts bigint, unmeasured bigint, estimated bigint,
-billable_input_uncached bigint, billable_cache_read bigint, billable_cache_write bigint, billable_output bigint,
-billable_reasoning bigint, engine_input_uncached bigint, engine_cache_read bigint, engine_cache_write bigint,
-engine_output bigint, engine_reasoning bigint, PRIMARY KEY (period, charge_hour, tenant_id, project_id, key_id, model,
-api, tier_used, pool, price_version, price_multiplier))"""
-
 
 class Told:
     """`double` has a meter for each of a model's classes but cache writes, and a customer for each of two tenants."""
@@ -103,17 +94,8 @@ class Told:
         return await self.journal.notice(event_id, kind)
 
 
-async def rollup(database: str) -> None:
-    """The ledger's, where the schema has none yet."""
-    engine = create_engine(database)
-    async with engine.begin() as connection:
-        await connection.execute(text(_ROLLUP))
-    await engine.dispose()
-
-
 @asynccontextmanager
 async def telling(database: str, double: StripeDouble) -> AsyncIterator[Told]:
-    await rollup(database)
     engine = create_engine(database)
     told = Told(database, engine, double)
     try:
@@ -139,4 +121,4 @@ def stocked() -> StripeDouble:
     return double
 
 
-__all__ = ["HOUR", "START", "Told", "rollup", "serving", "stocked", "telling"]
+__all__ = ["HOUR", "START", "Told", "serving", "stocked", "telling"]

@@ -21,7 +21,7 @@ from forebay.metering.stripe.tables import (
     stripe_steps,
 )
 
-_LOCK = 0x666F726562617902  # "forebay", 2: any number that nobody else in the database uses
+_LOCK = 0x666F72656261790B  # "forebay", 11: any number that nobody else in the database uses
 _CHUNK = 1000
 
 
