@@ -42,6 +42,10 @@ class Ledger:
         self._postings = postings
         self._partitions = Partitions(engine)
 
+    async def prepare(self) -> None:
+        """Make the partitions of this month and the next ones."""
+        await self._partitions.ahead()
+
     async def insert(self, records: Sequence[UsageRecord]) -> int:
         """Add records in one transaction; those already there are left alone. Durable when it returns how many were
         new. May raise `asyncpg.PostgresError` as well."""

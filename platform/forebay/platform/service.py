@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from forebay.metering import Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
+from forebay.metering import Books, Ledger, PriceConflictError, Shipper, Spool, SpoolInUseError
 from forebay.metering.stripe import StripeMissingError
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
@@ -103,6 +103,7 @@ class Service:
         self.auth = auth
         self.tenancy = tenancy
         self.ledger = ledger
+        self.books = Books(engine)
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
@@ -157,6 +158,7 @@ async def prepare(config: Config, postgres_url: str) -> None:
     try:
         await first_contact(engine)
         await migrate(engine)
+        await Ledger(engine).prepare()
         await Ledger(engine).register_prices(prices_of(config))
     finally:
         await engine.dispose()

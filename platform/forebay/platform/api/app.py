@@ -9,10 +9,11 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from forebay.metering import Ledger
+from forebay.metering import Books, Ledger
 from forebay.platform.api.admin import ADMIN_CONTROLLERS
 from forebay.platform.api.health import HealthController
 from forebay.platform.api.inference import new_request_id
+from forebay.platform.api.ledger import LedgerController
 from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.stripe import stripe_webhook
@@ -36,6 +37,7 @@ def create_app(service: Service) -> Litestar:
         HealthController,
         ModelsController,
         UsageController,
+        LedgerController,
         *ADMIN_CONTROLLERS,
         *LIMIT_CONTROLLERS,
         stripe_webhook,
@@ -47,12 +49,14 @@ def create_app(service: Service) -> Litestar:
             "principal": Provide(_principal_of(service.auth)),
             "tenancy": Provide(lambda: service.tenancy, sync_to_thread=False),
             "ledger": Provide(lambda: service.ledger, sync_to_thread=False),
+            "books": Provide(lambda: service.books, sync_to_thread=False),
         },
         signature_namespace={
             "Service": Service,
             "Principal": Principal,
             "Tenancy": Tenancy,
             "Ledger": Ledger,
+            "Books": Books,
         },
         exception_handlers={
             ApiError: _api_error,

@@ -20,6 +20,7 @@ _COMMANDS = {
     "limits": "Limit what tenants, projects and keys may use.",
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
+    "ledger": "Close periods, correct records, check the rollup.",
     "stripe": "Tell Stripe what was used, and see whether it knows it right.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
