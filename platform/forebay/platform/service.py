@@ -13,6 +13,7 @@ from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from forebay.metering import Books, Ledger, PriceConflictError, Pricing, Shipper, Spool, SpoolInUseError, Statements
+from forebay.metering.stripe import StripeMissingError
 from forebay.platform.api.agreement import Agreement
 from forebay.platform.api.engine_tokens import EngineTokens
 from forebay.platform.api.inference import Inferences
@@ -35,6 +36,7 @@ from forebay.platform.stores.contact import first_contact
 from forebay.platform.stores.daemon import StoreError
 from forebay.platform.stores.health import StoreHealth
 from forebay.platform.stores.schema import migrate
+from forebay.platform.stripe import Billing, billing
 from forebay.platform.tasks import background, end
 from forebay.platform.tenancy.auth import Authenticator
 from forebay.platform.tenancy.hasher import Hasher
@@ -52,7 +54,9 @@ SPOOL_WITHIN_S = 5.0  # a worker that starts may be adopting the spool of one th
 SETTLE_S = 5.0
 CUT_S = 10.0  # seconds for requests that are cut to end their streams and records
 # Of a start, told in one line.
-FAULTS = (ConfigError, StoreError, PriceConflictError, SpoolInUseError, ClusterError, OSError)
+FAULTS = (
+    ConfigError, StoreError, PriceConflictError, SpoolInUseError, ClusterError, StripeMissingError, OSError
+)  # fmt: skip
 
 
 class Seat(Struct, frozen=True):
@@ -87,6 +91,7 @@ class Service:
         inferences: Inferences,
         limiter: Limiter,
         stores: StoreHealth,
+        stripe: Billing | None,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -106,6 +111,7 @@ class Service:
         self.inferences = inferences
         self.limiter = limiter
         self.stores = stores
+        self.stripe = stripe
 
     @property
     def draining(self) -> bool:
@@ -220,6 +226,7 @@ async def running(
             inferences=inferences,
             limiter=limiter,
             stores=stores,
+            stripe=await _telling_stripe(stack, config, postgres_url, seat),
         )
 
 
@@ -281,6 +288,18 @@ async def _watching(stack: AsyncExitStack, engine: AsyncEngine, valkey_url: str)
     await stores.check()
     stack.push_async_callback(end, background("stores", stores.run))
     return stores
+
+
+async def _telling_stripe(
+    stack: AsyncExitStack, config: Config, postgres_url: str, seat: Seat | None
+) -> Billing | None:
+    """Every worker takes webhooks; one tells Stripe."""
+    if config.stripe is None:
+        return None
+    stripe = await stack.enter_async_context(billing(config.stripe, postgres_url))
+    if seat is None or seat.name == "0":
+        stack.push_async_callback(end, background("stripe", stripe.run))
+    return stripe
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from forebay.platform.api.limits import LIMIT_CONTROLLERS
 from forebay.platform.api.models import ModelsController
 from forebay.platform.api.pricing import PRICING_CONTROLLERS
 from forebay.platform.api.statements import STATEMENT_CONTROLLERS
+from forebay.platform.api.stripe import stripe_webhook
 from forebay.platform.api.usage import UsageController
 from forebay.platform.errors import ApiError, invalid
 from forebay.platform.service import Service
@@ -43,6 +44,7 @@ def create_app(service: Service) -> Litestar:
         *LIMIT_CONTROLLERS,
         *PRICING_CONTROLLERS,
         *STATEMENT_CONTROLLERS,
+        stripe_webhook,
     ]
     return Litestar(
         [*inference, *controllers, snapshot_route(service)],

@@ -24,6 +24,7 @@ _COMMANDS = {
     "explain": "Show where a request would be placed, and why.",
     "simulate": "Compare ways of routing on a recorded workload, on virtual time.",
     "ledger": "Close periods, correct records, check the rollup.",
+    "stripe": "Tell Stripe what was used, and see whether it knows it right.",
     "usage": "Show what was used: requests, tokens by class, and their cost.",
 }
 _MODULES = {"tenant": "tenancy", "project": "tenancy", "key": "tenancy", "price": "pricing", "plan": "pricing"}

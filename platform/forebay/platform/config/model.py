@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from forebay.platform.config.engines import Endpoint, Kubernetes, Pool
 from forebay.platform.config.redact import redact
+from forebay.platform.config.stripe import Stripe
 from forebay.platform.config.tiers import Tier
 from forebay.platform.config.words import Instant, Name, Price, Seconds, Section, Text, Url
 
@@ -262,6 +263,7 @@ class Config(Section, frozen=True):
     local: Annotated[LocalEngines, Meta(description="Engines that `forebay up` starts.")] = field(
         default_factory=LocalEngines
     )
+    stripe: Annotated[Stripe | None, Meta(description="Usage told to Stripe; unset, it is told nothing.")] = None
 
     def served_model(self, pool: Pool, endpoint: Endpoint | Kubernetes) -> str:
         """What the endpoint is asked for: its own `servedModel`, else the pool's first model."""

@@ -58,6 +58,17 @@ def load_secrets(path: Path) -> list[tuple[str, bytes]]:
     return _parse(_read(path), path)
 
 
+def load_lines(path: Path, prefixes: tuple[str, ...]) -> list[str]:
+    """The lines of a file of somebody else's secrets, each of which begins with one of `prefixes`. Raises
+    SecretsError."""
+    lines = [line.strip() for line in _read(path).splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found or not all(line.startswith(prefixes) and line.isprintable() for line in found):
+        wanted = " or ".join(f"{prefix}…" for prefix in prefixes)
+        raise SecretsError(path, "does not hold what belongs there", f"write {wanted} on a line of its own")
+    return found
+
+
 def ensure_secrets(path: Path) -> list[tuple[str, bytes]]:
     """The secrets in `path`, which is created with one of them if it does not exist. Processes that start together
     agree on one. Raises SecretsError."""
