@@ -1,4 +1,4 @@
-"""What Stripe was told, and how tenants and models are mapped. The schema itself is in migration 0011.
+"""What Stripe was told, and how tenants and models are mapped. The schema itself is in migration 0009.
 
 All but `stripe_open` are append-only. A mapping holds from `effective_from` until the next of the same; an empty one
 says that this is not billed through Stripe.
