@@ -10,6 +10,7 @@ import pytest
 from forebay.platform.relay.client import PIECE
 from forebay.platform.relay.client import Client as Tenant
 from forebay.router.upstream import HIGH_WATER, RECEIVE_BUFFER, Client, Connection, UpstreamError, Wake
+from tests.eventually import eventually
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
@@ -268,6 +269,47 @@ async def test_a_stop_between_two_flows_ends_the_next() -> None:
         assert await connection.flow(take) == b""
         assert taken == [b"one"]
         client.release(connection)
+
+
+async def test_who_rests_holds_the_engine_up_until_somebody_waits_for_more() -> None:
+    """Of a crowd that leaves at once, each is abandoned in its turn: until then nothing more of it is heard."""
+    written = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
+        while True:
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+            written += 10_000
+
+    heard = 0
+    async with server(script) as (client, _):
+        connection = await client.acquire()
+        connection.send(REQUEST, b"{}")
+        await connection.head()
+
+        def take(data: bytes) -> bool:
+            nonlocal heard
+            heard += len(data)
+            connection.rest()
+            return True
+
+        flowing = asyncio.create_task(connection.flow(take))
+        await eventually(lambda: heard > 0)
+        before = -1
+        while before != written:  # what the kernel takes is not endless
+            before = written
+            await asyncio.sleep(0.2)
+        assert heard < 4 * RECEIVE_BUFFER
+        assert connection.held_up
+        connection.interrupt()
+        assert await flowing is Wake.INTERRUPT
+        for _ in range(100):
+            assert await connection.read()
+        assert written > before
+        connection.close()
 
 
 async def test_a_flow_that_breaks_off_is_an_error() -> None:

@@ -197,6 +197,12 @@ class Connection(asyncio.Protocol):
             if wake is not None:
                 return None if wake is _STOPPED else wake
 
+    def rest(self) -> None:
+        """Hear no more for now: whoever waits for more, in a new `flow` or `read`, hears it."""
+        if not self._paused and self._transport is not None and not self.complete:
+            self._paused = self.held_up = True
+            self._transport.pause_reading()
+
     def interrupt(self) -> None:
         """End the current or the next wait with `Wake.INTERRUPT`. May be called from any callback of the loop."""
         if self._waiter is None:
@@ -247,6 +253,7 @@ class Connection(asyncio.Protocol):
     # -- internals
 
     def _wait(self) -> asyncio.Future[object]:
+        self._go_on()
         waiter = self._waiter = self._loop.create_future()
         return waiter
 
@@ -271,11 +278,14 @@ class Connection(asyncio.Protocol):
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._buffered = 0
+        self._go_on()
+        return data
+
+    def _go_on(self) -> None:
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
             self.last_activity = self._loop.time()  # until now it could not be heard
-        return data
 
     def _take_wake(self) -> object:
         wake, self._pending_wake = self._pending_wake, None

@@ -200,6 +200,9 @@ class Exchange:
         if not self._patience.begun:
             self._held += out
             return not stream.done and (not out or stream.nothing_yet)
+        if self._client.left:  # of many who leave at once, each in its turn is abandoned: until then it has to wait
+            connection.rest()
+            return not stream.done
         if stream.seam is not None:
             stream.seam.shown()
         if out:
@@ -365,6 +368,7 @@ class Exchange:
 
     async def _halt(self, connection: Connection) -> None:
         hear = self._stream.feed if self.call.inference.stream else self._tally.hear
+        self._stream.seam = None  # nobody is shown what comes now, and it may be much
         await halt(self.endpoint, connection, self.call.abort_order(self.endpoint), hear)
 
 

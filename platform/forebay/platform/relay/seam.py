@@ -18,7 +18,7 @@ from forebay.router import decode_usage
 # Characters of the answer before it, the engine's usage by then, and the tokens that earlier attempts had given.
 _Point = tuple[int, bytes, int]
 _SOME = 16  # events that are gathered
-_MANY = 256  # pieces, from which on they are put together
+_MANY = 32  # pieces, from which on they are put together: each costs as much as a text of a dozen tokens
 _NOTHING = (b"", b"null", b"[]", b'""')
 
 
