@@ -2,8 +2,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -116,14 +120,24 @@ async def test_records_wait_while_the_database_is_away_and_arrive_when_it_is_bac
     assert await booked(engine) == (20, 210)
 
 
+@pytest.mark.parametrize(
+    ("of_attempt", "of_record"),
+    [
+        ({"model": "nul\0byte"}, {}),
+        ({"price_multiplier": Decimal("NaN")}, {}),
+        ({"price_multiplier": Decimal(-1)}, {}),
+        ({}, {"billable": Quantities(output=2**62)}),
+        ({}, {"billable": Quantities(output=-1)}),
+    ],
+)
 async def test_a_record_that_the_ledger_refuses_is_parked_and_holds_up_no_other(
-    tmp_path: Path, engine: AsyncEngine
+    tmp_path: Path, engine: AsyncEngine, of_attempt: dict[str, Any], of_record: dict[str, Any]
 ) -> None:
     async with spooling(tmp_path / "a") as spool, shipping(spool, engine) as shipper:
         await spend(spool, range(1, 4))
-        poison = attempt(4, model="nul\0byte")
+        poison = attempt(4, **of_attempt)
         spool.open(poison)
-        await spool.close(record(poison))
+        await spool.close(replace(record(poison), **of_record))
         await spend(spool, range(5, 8))
         assert await shipper.drain(5)
         assert spool.unshipped == 0

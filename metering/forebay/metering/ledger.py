@@ -48,11 +48,12 @@ class Ledger:
 
     async def insert(self, records: Sequence[UsageRecord]) -> int:
         """Add records in one transaction; those already there are left alone. Durable when it returns how many were
-        new. May raise `asyncpg.PostgresError` as well."""
+        new. May raise `asyncpg.PostgresError` as well, and `UnfitError` for a record that can never be here."""
+        rows = [row(one) for one in records]
         await self._partitions.ensure({month(moment(one.attempt.started_at)) for one in records})
         async with self._engine.begin() as connection:
             await connection.execute(_DURABLE)
-            return await post(connection, map(row, records), self._postings)
+            return await post(connection, rows, self._postings)
 
     async def register_prices(self, prices: Iterable[Price]) -> None:
         """Add the price versions that are new. Raises `PriceConflictError`, and adds none, if one exists with other

@@ -15,13 +15,15 @@ from sqlalchemy.exc import DBAPIError
 from forebay.metering import metrics
 from forebay.metering.ledger import Ledger
 from forebay.metering.records import UsageRecord
+from forebay.metering.rows import UnfitError
 from forebay.metering.spool import Spool
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 500
 _FIRST_RETRY, _LAST_RETRY = 0.25, 5.0
-_ERRORS = (DBAPIError, asyncpg.PostgresError)  # COPY's come from the driver as they are
+_Error = DBAPIError | asyncpg.PostgresError | UnfitError  # COPY's come from the driver as they are
+_ERRORS = (DBAPIError, asyncpg.PostgresError, UnfitError)
 _REFUSALS = ("22", "23")  # SQLSTATE classes: the data itself is at fault, and another try will not help
 
 
@@ -120,10 +122,15 @@ class Shipper:
         metrics.ledger_reachable.set(0)
 
 
-def _refused(error: DBAPIError | asyncpg.PostgresError) -> bool:
+def _refused(error: _Error) -> bool:
+    if isinstance(error, UnfitError):
+        return True
     state = getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlstate", None)
     return str(state or "")[:2] in _REFUSALS
 
 
-def _cause(error: DBAPIError | asyncpg.PostgresError) -> str:
+def _cause(error: _Error) -> str:
+    """In words that hold nothing of the record."""
+    if isinstance(error, UnfitError):
+        return str(error)
     return type(error.orig if isinstance(error, DBAPIError) else error).__name__
