@@ -52,6 +52,23 @@ async def test_those_who_take_little_are_woken_by_many() -> None:
     assert turns < 100
 
 
+async def test_a_crowd_does_not_wait_for_ever_where_others_make_the_turns_long() -> None:
+    """A few of 500 in each turn of half a second would be minutes."""
+    loop, clock, done = asyncio.get_running_loop(), Slow(), list[int]()
+    crowd = Crowd(loop, clock)
+    gates: list[asyncio.Future[None]] = [loop.create_future() for _ in range(500)]
+    tasks = [asyncio.create_task(clock.works(gate, done, n)) for n, gate in enumerate(gates)]
+    await asyncio.sleep(0)
+    for gate in gates:
+        crowd.wake(gate.set_result, None)
+    while len(done) < 500:
+        assert clock.now < 15.0
+        clock.now += 0.5
+        await asyncio.sleep(0)
+    assert done == list(range(500))
+    await asyncio.gather(*tasks)
+
+
 async def test_a_few_are_woken_at_once_and_nobody_overtakes() -> None:
     crowd, woken = Crowd(asyncio.get_running_loop()), list[str]()
     for number in range(FEW + 1):

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 TURN_S = 0.002  # of a turn, that those who are woken may take
+WITHIN_S = 2.0  # all are woken in about that, however long the turns are that others make
 FEW = 4  # that are woken at once, unless others wait for that already
 MOST = 256
 
@@ -28,6 +29,7 @@ class Crowd:
         self._woken = 0  # in this turn
         self._many = FEW  # that are woken in the next one
         self._began = 0.0
+        self._turned = 0.0
 
     def __repr__(self) -> str:
         return f"<Crowd of {len(self._queue)}, {self._many} a turn>"
@@ -47,6 +49,7 @@ class Crowd:
             self._woken, self._many = 0, FEW
             return
         began, woken = self._clock(), 0
+        self._turned = began
         self._call_soon(self._start)
         try:
             while self._queue and woken < self._many and (not woken or self._clock() - began < TURN_S):
@@ -60,8 +63,10 @@ class Crowd:
         self._began = self._clock()
 
     def _done(self, woken: int, waking_s: float) -> None:
-        took_s = max(1e-6, waking_s + self._clock() - self._began)
-        self._many = max(1, min(MOST, 2 * self._many, int(woken * TURN_S / took_s)))
+        now = self._clock()
+        took_s = max(1e-6, waking_s + now - self._began)
+        least = max(1, int(len(self._queue) * (now - self._turned) / WITHIN_S))
+        self._many = min(MOST, max(least, min(2 * self._many, int(woken * TURN_S / took_s))))
         self._turn()
 
 
