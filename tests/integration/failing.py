@@ -86,8 +86,9 @@ async def chain(door: Door, response: httpx.Response) -> list[dict[str, Any]]:
     request_id = response.headers["x-request-id"]
 
     async def all_of_it() -> list[dict[str, Any]]:
-        found = [r for r in await door.ledger() if r["request_id"] == request_id]
-        return found if not door.service.spool.open_count and not door.service.spool.unshipped else []
+        if door.service.spool.open_count or door.service.spool.unshipped:  # looked at first: it may land meanwhile
+            return []
+        return [r for r in await door.ledger() if r["request_id"] == request_id]
 
     found: list[dict[str, Any]] = await eventually(all_of_it, 10.0, every=0.05)
     return sorted(found, key=lambda r: r["attempt"])
